@@ -1,0 +1,43 @@
+# `make demo` and `make test` are the two commands to know. Each sets up what it needs by itself.
+PYTHON ?= python3
+VENV := .venv
+READY := $(VENV)/.ready
+SHELL := /bin/bash
+
+.PHONY: setup demo down test test-fast lint docs bench lock clean
+
+setup: $(READY)
+
+# The stamp is written last, so that an interrupted setup is taken up again.
+$(READY): requirements.txt package-lock.json pyproject.toml tools/setup.py
+	@$(PYTHON) tools/setup.py
+
+demo: $(READY)
+	@KEEP=$(KEEP) $(VENV)/bin/python -m demo
+
+down: $(READY)
+	@$(VENV)/bin/python -m trainlocal down --directory build/local
+
+test: $(READY)
+	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+
+test-fast: $(READY)
+	$(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+docs: $(READY)
+	$(VENV)/bin/python tools/check_docs.py
+
+bench: $(READY)
+	@for script in benchmarks/*.py; do $(VENV)/bin/python $$script || exit 1; done
+
+# Needs the package index; the result is committed.
+lock: $(READY)
+	$(VENV)/bin/python tools/lock.py
+
+clean: down
+	rm -rf build cdk.out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,180 @@
+"""RunSpec: the one document that the CDK side writes into the user-data and a node reads.
+
+Standard library only. Everything a node needs to know is here or is asked of AWS by name; nothing on a node
+asks the laptop. Values that CloudFormation fills in (bucket names, keys) may be unresolved CDK tokens while
+the document is built, so text fields are not checked beyond their type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainrun.config import ConfigError, from_mapping, to_mapping
+from trainrun.settings import TrainSettings
+
+SCHEMA_VERSION = 1
+
+Accelerator = Literal["none", "nvidia", "neuron"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec:
+    """What the cluster consists of, as the node checks it.
+
+    The Auto Scaling group is not named here: its name would make the group and its own launch template depend
+    on each other. A node asks autoscaling:DescribeAutoScalingInstances for the group of its own instance id.
+    """
+
+    name: str
+    """Name of the cluster, for tags, logs and people: the path of the construct."""
+    instance_type: str
+    nodes_min: int
+    """Fewest nodes on which training goes on; below it the others wait."""
+    nodes_desired: int
+    nodes_max: int
+    accelerator: Accelerator = "none"
+    """Kind of accelerator; "none" is a CPU node, on which no accelerator is looked for."""
+    accelerators_per_node: int = 0
+    efa_interfaces: int = 0
+    """Number of EFA interfaces that the node must show; 0 when EFA is off."""
+    processes_per_node: int = 1
+    """Ranks per node: one per accelerator (per Neuron core), or one on a CPU node."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.nodes_min <= self.nodes_max:
+            raise ConfigError([f"nodes_min is {self.nodes_min} and nodes_max {self.nodes_max}. Allowed: 1 <= nodes_min <= nodes_max."])
+        if not 0 <= self.nodes_desired <= self.nodes_max:
+            raise ConfigError([f"nodes_desired is {self.nodes_desired}. Allowed: 0 to nodes_max ({self.nodes_max})."])
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
+    """What to run."""
+
+    entry_point: str
+    """A script inside the payload's project ("train.py"), or a module ("trainrun.pretrain") when it has no .py suffix."""
+    launcher: Literal["torchrun"] = "torchrun"
+    arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    configuration: dict[str, Any] = field(default_factory=dict)
+    """What `trainrun.start` lays over its defaults: the fields of `trainrun.settings.TrainSettings`, as a mapping."""
+    python: str = "/opt/pytorch/bin/python"
+    """The image's Python that has torch (DLAMI: /opt/pytorch/bin/python)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageSpec:
+    """Where results go."""
+
+    location: str
+    """URL under which the run keeps everything: "s3://bucket/prefix". The run's own folder is location/run."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeoutSpec:
+    """How long to wait, in seconds."""
+
+    meet: int = 900
+    """For the group to have nodes_min nodes in service."""
+    rendezvous: int = 600
+    """For torchrun's agents to find each other."""
+    peer_lost: int = 10
+    """Silence after which torchrun counts a peer as lost."""
+    stop_grace: int = 90
+    """Between SIGTERM and SIGKILL of the ranks; must cover the last checkpoint. A spot notice gives 120."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringSpec:
+    """How the node tells what it does."""
+
+    publish_seconds: float = 30.0
+    """How often metric lines are sent to the run's folder."""
+    log_group: str = ""
+    """CloudWatch log group of the cluster; empty means none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShutdownSpec:
+    """What happens when the job ends."""
+
+    on_success: Literal["scale_to_zero", "keep"] = "scale_to_zero"
+    on_failure: Literal["scale_to_zero", "keep"] = "keep"
+    max_restarts: int = 20
+    """Restarts of the job on one node before the node reports the run as failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """The whole document."""
+
+    run: str
+    """Name of the run: the folder of its checkpoints. The same name resumes, another starts anew."""
+    region: str
+    cluster: ClusterSpec
+    job: JobSpec
+    storage: StorageSpec
+    timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
+    monitoring: MonitoringSpec = field(default_factory=MonitoringSpec)
+    shutdown: ShutdownSpec = field(default_factory=ShutdownSpec)
+    payload_sha256: str = ""
+    """Digest of the packed code that runs with this document; a change of code is a change of document."""
+    schema: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA_VERSION:
+            raise ConfigError(
+                [f"schema is {self.schema}, this trainrun reads {SCHEMA_VERSION}. Deploy with the version of trainrun that is in the payload."]
+            )
+
+    @property
+    def run_location(self) -> str:
+        """URL of the run's own folder."""
+        return f"{self.storage.location.rstrip('/')}/{self.run}"
+
+    def to_json(self) -> str:
+        """The document: compact, keys sorted, so that equal specs give equal bytes. Defaults are left out."""
+        return json.dumps(_without_defaults(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> RunSpec:
+        """Read a document.
+
+        Raises:
+            ConfigError: not JSON, unknown keys, wrong types, another schema version.
+        """
+        try:
+            mapping = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ConfigError([f"The run specification is not JSON: {error}."]) from None
+        return from_mapping(cls, mapping, source="the run specification")
+
+
+def _without_defaults(value: Any) -> dict[str, Any]:
+    """The mapping of a dataclass less the fields at their defaults: user data has 16 KiB in all."""
+    mapping = {}
+    for f in dataclasses.fields(value):
+        item = getattr(value, f.name)
+        default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+        if item == default and f.name != "schema":
+            continue
+        mapping[f.name] = _without_defaults(item) if dataclasses.is_dataclass(item) else item
+    return mapping
+
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Accelerator",
+    "ClusterSpec",
+    "JobSpec",
+    "MonitoringSpec",
+    "RunSpec",
+    "ShutdownSpec",
+    "StorageSpec",
+    "TimeoutSpec",
+    "TrainSettings",
+    "to_mapping",
+]
