@@ -41,12 +41,14 @@ def from_mapping(cls: type[T], mapping: Mapping[str, Any], *, source: str = "the
     value = _build(cls, mapping, path="", source=source, problems=problems)
     if problems:
         raise ConfigError(problems)
+    assert isinstance(value, cls)
     return value
 
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """The JSON-able mapping of a dataclass: ``from_mapping(type(x), to_mapping(x)) == x``."""
-    return json.loads(json.dumps(dataclasses.asdict(config)))
+    mapping: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return mapping
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,7 +73,7 @@ def overrides_to_mapping(arguments: Iterable[str]) -> dict[str, Any]:
     for argument in arguments:
         name, equals, text = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or not equals or not name:
-            problems.append(f"{argument!r} is not an override. Write --name=value, for example --optimizer.learning_rate=3e-4.")
+            problems.append(f"{argument!r} is not an override. Write --name=value, for example --steps=500.")
             continue
         nested: Any = parse_scalar(text)
         for key in reversed(name.split(".")):
@@ -146,9 +148,7 @@ def _convert(hint: Any, value: Any, *, path: str, source: str, problems: list[st
         return _convert_tuple(args, value, path=path, source=source, problems=problems)
     if origin in (dict, Mapping) or getattr(origin, "__name__", "") == "Mapping":
         if isinstance(value, Mapping):
-            return {
-                str(k): _convert(args[1], v, path=f"{path}.{k}", source=source, problems=problems) for k, v in value.items()
-            }
+            return {str(k): _convert(args[1], v, path=f"{path}.{k}", source=source, problems=problems) for k, v in value.items()}
         problems.append(f"{path} must be a mapping, not {value!r}.")
         return None
     return _convert_scalar(hint, value, path=path, problems=problems)

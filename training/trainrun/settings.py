@@ -62,7 +62,9 @@ class CheckpointSettings:
         if self.every_steps < 1:
             problems.append(f"every_steps is {self.every_steps}. Allowed: 1 or more.")
         if self.keep < 2:
-            problems.append(f"keep is {self.keep}. Allowed: 2 or more, so that a damaged checkpoint has one before it to fall back on.")
+            problems.append(
+                f"keep is {self.keep}. Allowed: 2 or more, so that a damaged checkpoint has one before it to fall back on."
+            )
         if problems:
             raise ConfigError(problems)
 

@@ -45,7 +45,8 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.nodes_max:
-            raise ConfigError([f"nodes_min is {self.nodes_min} and nodes_max {self.nodes_max}. Allowed: 1 <= nodes_min <= nodes_max."])
+            problem = f"nodes_min is {self.nodes_min} and nodes_max {self.nodes_max}. Allowed: 1 <= nodes_min <= nodes_max."
+            raise ConfigError([problem])
         if not 0 <= self.nodes_desired <= self.nodes_max:
             raise ConfigError([f"nodes_desired is {self.nodes_desired}. Allowed: 0 to nodes_max ({self.nodes_max})."])
 
@@ -126,9 +127,10 @@ class RunSpec:
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA_VERSION:
-            raise ConfigError(
-                [f"schema is {self.schema}, this trainrun reads {SCHEMA_VERSION}. Deploy with the version of trainrun that is in the payload."]
+            problem = (
+                f"schema is {self.schema}, this trainrun reads {SCHEMA_VERSION}. Deploy again with the trainrun of the payload."
             )
+            raise ConfigError([problem])
 
     @property
     def run_location(self) -> str:
