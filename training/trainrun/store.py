@@ -1,0 +1,244 @@
+"""Objects by key, in S3 or in a directory: the only way in which trainrun reads and writes what outlives a process.
+
+No torch. boto3 is imported when the first ``s3://`` URL is opened (`trainrun.s3`).
+"""
+
+from __future__ import annotations
+
+import abc
+import io
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+READ_TIMEOUT_SECONDS = 20.0
+ATTEMPTS = 5
+
+
+class StoreError(Exception):
+    """An operation on a store failed for good, that is after the retries; the message names the object."""
+
+    def __str__(self) -> str:  # KeyError, which StoreKeyMissing also is, would show the message's repr
+        return str(self.args[0])
+
+
+class StoreKeyMissing(StoreError, KeyError):
+    """There is no object of that key."""
+
+
+@dataclass(frozen=True)
+class StoredObject:
+    """One entry of a listing."""
+
+    key: str
+    """Relative to the store."""
+    size: int
+    """Bytes."""
+    modified: float
+    """Seconds since the epoch, by the store's clock."""
+
+
+class Store(abc.ABC):
+    """Objects by key under one URL. Keys are relative, with forward slashes. An object appears whole or not at all."""
+
+    url: str
+    """What `open_store` takes to open the same store; no slash at its end."""
+
+    @abc.abstractmethod
+    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> None:
+        """Write an object, durably. An object of the same key is replaced.
+
+        Args:
+            key: where to.
+            data: any size; large ones go to S3 in parts.
+            deadline: the `time.monotonic` after which no more bytes are sent; None means no end but that of silence.
+
+        Raises:
+            StoreError: not written, after the retries, or larger than S3 takes.
+        """
+
+    @abc.abstractmethod
+    def put_new(self, key: str, data: bytes | memoryview) -> bool:
+        """Write an object only if the key is free; False, and nothing written, when it is not.
+
+        On S3 that is PutObject with ``If-None-Match: *``.
+        """
+
+    @abc.abstractmethod
+    def put_file(self, key: str, path: Path) -> None:
+        """Write an object from a file, in parts, without holding it in memory."""
+
+    @abc.abstractmethod
+    def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
+        """The object's bytes, or ``length`` of them from ``start``; fewer when the object ends before.
+
+        Raises:
+            StoreKeyMissing: there is no such object.
+            StoreError: not read, after the retries.
+        """
+
+    @abc.abstractmethod
+    def get_file(self, key: str, path: Path) -> None:
+        """Write the object to a new file, without holding it in memory."""
+
+    @abc.abstractmethod
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        """All objects whose key starts with ``prefix``, however many, in the order of their keys."""
+
+    @abc.abstractmethod
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects; one that is not there is no error."""
+
+    @abc.abstractmethod
+    def child(self, prefix: str) -> Store:
+        """The store under ``prefix``."""
+
+    def locate(self, key: str) -> str:
+        """The full URL of an object, for messages."""
+        return f"{self.url}/{key}"
+
+
+def open_store(url: str, *, read_timeout_seconds: float = READ_TIMEOUT_SECONDS, attempts: int = ATTEMPTS) -> Store:
+    """Open ``s3://bucket/prefix``, ``file:///directory`` or a directory's path. Nothing is contacted or created yet.
+
+    Args:
+        url: where.
+        read_timeout_seconds: silence of S3 after which an attempt has failed.
+        attempts: tries of each request to S3, with exponential back-off between them.
+
+    Raises:
+        ValueError: another scheme, no bucket, an empty URL, no boto3.
+    """
+    parts = urlsplit(url)
+    if not url:
+        raise ValueError("The location is empty. Allowed: s3://bucket/prefix, file:///directory or a path.")
+    if parts.scheme == "s3":
+        if not parts.netloc:
+            raise ValueError(f"{url!r} names no bucket. Write s3://bucket/prefix.")
+        try:
+            from trainrun.s3 import S3Store
+        except ImportError as error:
+            raise ValueError(f"{url!r} needs boto3, which this Python lacks ({error}). Install it: pip install boto3.") from None
+        return S3Store(parts.netloc, parts.path.strip("/"), read_timeout_seconds=read_timeout_seconds, attempts=attempts)
+    if parts.scheme == "file":
+        return DirectoryStore(Path(unquote(parts.path)))
+    if "://" in url:
+        raise ValueError(f"{url!r} has the scheme {parts.scheme!r}. Allowed: s3://bucket/prefix, file:///directory or a path.")
+    return DirectoryStore(Path(url))
+
+
+def join_url(url: str, *names: str) -> str:
+    """``url`` with ``names`` below it."""
+    return "/".join([url.rstrip("/"), *names])
+
+
+class DirectoryStore(Store):
+    """A directory, on a local or a shared file system."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.expanduser().absolute()
+        self.url = str(self.directory)
+
+    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> None:
+        with self._errors("write", key):
+            self._new_file(key, lambda file: file.write(data)).replace(self._path(key))
+            _sync_directory(self._path(key).parent)
+
+    def put_new(self, key: str, data: bytes | memoryview) -> bool:
+        with self._errors("write", key):
+            temporary = self._new_file(key, lambda file: file.write(data))
+            try:
+                os.link(temporary, self._path(key))  # unlike a rename, a link never replaces
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink()
+            _sync_directory(self._path(key).parent)
+            return True
+
+    def put_file(self, key: str, path: Path) -> None:
+        with self._errors("write", key), path.open("rb") as source:
+            self._new_file(key, lambda file: shutil.copyfileobj(source, file, 1024**2)).replace(self._path(key))
+            _sync_directory(self._path(key).parent)
+
+    def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
+        with self._errors("read", key), self._path(key).open("rb") as file:
+            file.seek(start or 0)
+            return file.read(-1 if length is None else length)
+
+    def get_file(self, key: str, path: Path) -> None:
+        with self._errors("read", key):
+            shutil.copyfile(self._path(key), path)
+
+    def list(self, prefix: str = "") -> Iterator[StoredObject]:
+        top = self.directory / prefix.rpartition("/")[0]
+        keys = (p.relative_to(self.directory).as_posix() for p in top.rglob("*") if p.is_file())
+        for key in sorted(k for k in keys if k.startswith(prefix)):
+            try:
+                status = self._path(key).stat()
+            except FileNotFoundError:  # deleted or renamed since
+                continue
+            yield StoredObject(key, status.st_size, status.st_mtime)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self._path(key)
+            with self._errors("delete", key):
+                path.unlink(missing_ok=True)
+                self._remove_empty_directories(path.parent)
+
+    def child(self, prefix: str) -> Store:
+        return DirectoryStore(self.directory / prefix)
+
+    def _path(self, key: str) -> Path:
+        parts = PurePosixPath(key).parts
+        if not parts or key.startswith("/") or ".." in parts:
+            raise ValueError(f"{key!r} is not a key. Allowed: relative paths that stay inside the store.")
+        return self.directory / key
+
+    def _new_file(self, key: str, write: Callable[[io.BufferedWriter], Any]) -> Path:
+        """A durable file beside the key's own place, to be renamed to it."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+        try:
+            with temporary.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return temporary
+
+    def _remove_empty_directories(self, directory: Path) -> None:
+        while directory != self.directory and self.directory in directory.parents:
+            try:
+                directory.rmdir()
+            except OSError:  # not empty, or gone
+                return
+            directory = directory.parent
+
+    @contextmanager
+    def _errors(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise StoreKeyMissing(f"There is no {self.locate(key)}.") from None
+        except OSError as error:
+            raise StoreError(f"Could not {verb} {self.locate(key)}: {error}.") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make a rename durable."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
