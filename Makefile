@@ -30,7 +30,7 @@ lint: $(READY)
 	$(VENV)/bin/mypy
 
 docs: $(READY)
-	$(VENV)/bin/python tools/check_docs.py
+	$(VENV)/bin/python tools/make_docs.py
 
 bench: $(READY)
 	@for script in benchmarks/*.py; do $(VENV)/bin/python $$script || exit 1; done

@@ -1,0 +1,1 @@
+"""`make demo`: from a bare machine to a trained model, through an emulated AWS, with a node killed on the way."""

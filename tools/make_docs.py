@@ -1,0 +1,92 @@
+"""Write docs/settings.md from the settings themselves: names, types, defaults and the docstrings beside them.
+
+Run by `make docs`; ``--check`` writes nothing and fails when the file is out of date.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+import typing
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+TARGET = ROOT / "docs" / "settings.md"
+
+INTRODUCTION = """# Settings
+
+Made by `make docs` from the code. Settings of the stacks are read from `cluster.yaml` (another file by
+`-c settings=FILE`) and each can be overridden by `-c name=value`, a nested one by `-c training.steps=500`.
+An unknown or ill-typed one is an error that names the nearest.
+"""
+
+
+def main() -> int:
+    from stacks.settings import Settings
+    from trainrun.settings import TrainSettings
+
+    parts = [INTRODUCTION, section("The stacks", Settings, prefix="")]
+    parts.append(section("Training (`training:` in cluster.yaml, or a script's own file)", TrainSettings, prefix=""))
+    text = "\n".join(parts)
+    if "--check" in sys.argv[1:]:
+        if not TARGET.exists() or TARGET.read_text() != text:
+            print("docs/settings.md is not what the settings say. Run: make docs", file=sys.stderr)
+            return 1
+        return 0
+    TARGET.write_text(text)
+    return 0
+
+
+def section(title: str, cls: type, *, prefix: str) -> str:
+    lines = [f"## {title}", "", summary(cls), "", "| setting | type | default | meaning |", "|---|---|---|---|"]
+    nested = []
+    hints = typing.get_type_hints(cls)
+    meanings = field_docstrings(cls)
+    for field in dataclasses.fields(cls):
+        name, hint = f"{prefix}{field.name}", hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            assert isinstance(hint, type)
+            nested.append(section(f"`{name}`", hint, prefix=f"{name}."))
+            continue
+        meaning = meanings.get(field.name, "").replace("|", "\\|")
+        lines.append(f"| `{name}` | {type_name(hint)} | {default_of(field)} | {meaning} |")
+    return "\n".join([*lines, "", *nested])
+
+
+def summary(cls: type) -> str:
+    return " ".join((inspect.getdoc(cls) or "").split("\n\n")[0].split())
+
+
+def field_docstrings(cls: type) -> dict[str, str]:
+    """The string that follows each field in the class body."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for statement, following in zip(body.body, body.body[1:], strict=False):
+        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_text:
+            found[statement.target.id] = " ".join(str(following.value.value).split())
+    return found
+
+
+def type_name(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(f"`{choice}`" for choice in typing.get_args(hint))
+    simple = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+    return simple.get(hint, str(hint).replace("typing.", "").replace("|", "or"))
+
+
+def default_of(field: dataclasses.Field[Any]) -> str:
+    if field.default is not dataclasses.MISSING:
+        return f"`{field.default!r}`" if field.default is not None else "none"
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()!r}`"
+    return "required"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
