@@ -1,0 +1,134 @@
+"""The store keeps its promises on S3 and in a directory alike."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from pathlib import Path
+
+import boto3
+import pytest
+from trainrun import s3, store
+from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
+
+
+@pytest.fixture(params=["s3", "directory"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    if request.param == "s3":
+        return open_store(f"s3://{request.getfixturevalue('bucket')}/some/prefix")
+    return open_store(str(tmp_path / "store"))
+
+
+def test_what_is_put_is_got_and_listed_in_order(any_store: Store) -> None:
+    for key in ("b/2", "a", "b/1", "bb"):
+        any_store.put(key, key.encode())
+    any_store.put("a", memoryview(b"replaced"))
+    assert any_store.get("a") == b"replaced"
+    assert [o.key for o in any_store.list()] == ["a", "b/1", "b/2", "bb"]
+    assert [(o.key, o.size) for o in any_store.list("b/")] == [("b/1", 3), ("b/2", 3)]
+    assert [o.key for o in any_store.list("b")] == ["b/1", "b/2", "bb"]
+    assert abs(next(any_store.list()).modified - time.time()) < 60
+    assert any_store.child("b").get("2") == b"b/2"
+
+
+def test_ranges_end_where_the_object_ends(any_store: Store) -> None:
+    any_store.put("k", b"0123456789")
+    assert any_store.get("k", 3, 4) == b"3456"
+    assert any_store.get("k", 8, 100) == b"89"
+    assert any_store.get("k", 100, 5) == b""
+    assert any_store.get("k", 3) == b"3456789"
+    assert any_store.get("k", 3, 0) == b""
+
+
+def test_a_new_object_is_written_once(any_store: Store) -> None:
+    assert any_store.put_new("commit", b"first")
+    assert not any_store.put_new("commit", b"second")
+    assert any_store.get("commit") == b"first"
+    assert [o.key for o in any_store.list()] == ["commit"]
+
+
+def test_a_missing_key_is_named(any_store: Store) -> None:
+    with pytest.raises(StoreKeyMissing, match="nowhere"):
+        any_store.get("nowhere")
+    with pytest.raises(KeyError):
+        any_store.get("nowhere", 0, 4)
+
+
+def test_more_keys_than_one_page_are_listed_and_deleted(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "KEYS_PER_DELETE", 7)
+    for i in range(20):
+        any_store.put(f"many/{i:03}", b"")
+    any_store.put("kept", b"")
+    any_store.delete([o.key for o in any_store.list("many/")] + ["never-there"])
+    assert [o.key for o in any_store.list()] == ["kept"]
+
+
+def test_files_go_in_and_come_out(any_store: Store, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(bytes(range(256)) * 100)
+    any_store.put_file("f", source)
+    any_store.get_file("f", tmp_path / "copy")
+    assert (tmp_path / "copy").read_bytes() == source.read_bytes()
+
+
+def test_ckpt_11_parts_fit_the_limits_of_s3() -> None:
+    mib, gib = 1024**2, 1024**3
+    for size in (0, 1, 100 * gib, 5 * 1024 * gib, 40 * 1024 * gib):
+        part = s3.part_size(size, "k")
+        assert 5 * mib <= part <= 5 * gib
+        assert -(-size // part) <= 10_000
+    with pytest.raises(StoreError, match="several objects"):
+        s3.part_size(1000 * 1024 * gib, "k")
+
+
+def test_ckpt_11_a_large_object_goes_in_parts_and_comes_back_whole(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3, "PART_SIZE", 5 * 1024**2)
+    data = bytes(range(251)) * 45_000  # 11 MB: three parts
+    where = open_store(f"s3://{bucket}")
+    where.put("big", data)
+    assert where.get("big") == data
+    assert where.get("big", 7_000_000, 1000) == data[7_000_000:7_001_000]
+    assert boto3.client("s3").head_object(Bucket=bucket, Key="big")["ETag"].endswith('-3"')
+
+
+def test_ckpt_13_a_server_that_never_answers_is_given_up_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        accepted: list[socket.socket] = []
+        threading.Thread(target=lambda: [accepted.append(server.accept()[0]) for _ in range(2)], daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
+        silent = open_store("s3://bucket/run", read_timeout_seconds=0.3, attempts=2)
+        started = time.monotonic()
+        with pytest.raises(StoreError, match="s3://bucket/run/rank-00001.bin"):
+            silent.put("rank-00001.bin", b"x" * 100)
+        assert time.monotonic() - started < 10
+        assert len(accepted) == 2
+
+
+def test_ckpt_13_no_byte_is_sent_after_the_deadline(bucket: str) -> None:
+    with pytest.raises(StoreError, match="the time for this write is over"):
+        open_store(f"s3://{bucket}", attempts=1).put("late", b"x", deadline=time.monotonic() - 1)
+    assert list(open_store(f"s3://{bucket}").list()) == []
+
+
+def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    where = open_store(str(tmp_path))
+    monkeypatch.setattr(store.os, "fsync", no_space)
+    with pytest.raises(StoreError, match="No space left"):
+        where.put("k", b"data")
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("url", ["", "s3://", "http://host/x", "gs://bucket"])
+def test_other_locations_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="s3://bucket/prefix"):
+        open_store(url)
+
+
+def test_keys_stay_inside_the_directory(tmp_path: Path) -> None:
+    for key in ("../x", "/x", "a/../../x", ""):
+        with pytest.raises(ValueError, match="is not a key"):
+            open_store(str(tmp_path)).put(key, b"")
