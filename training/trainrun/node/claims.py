@@ -1,0 +1,55 @@
+"""Which node hosts the rendezvous: a chain of claims in the run's folder, of which the newest holds.
+
+A claim is an object that is only ever created (If-None-Match: *), so of several nodes that want to be the next
+host exactly one succeeds and all others see whom. This needs no clock, no agreed view of the group and no host
+that is alive, and it stays put: a newcomer follows the newest claim however old or young it is itself.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from trainrun.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One node's claim to host the rendezvous."""
+
+    generation: int
+    node: str
+    address: str
+    port: int
+    """Where torchrun's store listens."""
+    beacon: int
+    """Port on which the host's agent shows that it is alive."""
+
+
+class Claims:
+    """The claims of one run."""
+
+    def __init__(self, *, store: Store) -> None:
+        """Args:
+        store: the run's folder; claims are rendezvous/<generation>.json.
+        """
+        self._store = store.child("rendezvous")
+
+    def newest(self) -> Claim | None:
+        """The claim that holds, or None before the first.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        keys = [stored.key for stored in self._store.list()]
+        if not keys:
+            return None
+        return Claim(**json.loads(self._store.get(max(keys))))
+
+    def take(self, claim: Claim) -> bool:
+        """Put down a claim; False when another node was faster.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        return self._store.put_new(f"{claim.generation:08d}.json", json.dumps(asdict(claim)).encode())

@@ -1,0 +1,59 @@
+"""The torchrun command of one launch."""
+
+from __future__ import annotations
+
+from trainrun.node.meet import Meeting
+from trainrun.node.metadata import Identity
+from trainrun.node.places import Places
+from trainrun.spec import RunSpec
+
+FIRST_LAST_CALL_SECONDS = 30
+"""How long a first launch waits for nodes beyond nodes_min: instances boot at different speeds."""
+LAST_CALL_SECONDS = 3
+"""The same after a loss, when all that are left come at once. Who misses it is let in later, by a restart of the ranks."""
+KEEP_ALIVE_SECONDS = 1
+
+
+def torchrun_command(
+    spec: RunSpec, *, python: str, places: Places, identity: Identity, meeting: Meeting, first: bool
+) -> list[str]:
+    """The command line.
+
+    torchrun restarts no ranks itself (--max-restarts=0): it ends at the first failure, and the agents meet anew and
+    launch again. So there is one way of recovery, whether a rank, a node or the rendezvous host was lost, and one
+    budget. It does let newcomers in: that restarts the ranks, and is no failure.
+
+    Args:
+        spec: the document.
+        python: the job's Python.
+        places: where things are on this node.
+        identity: this node.
+        meeting: what the nodes agreed on.
+        first: whether this is the first launch since the agent started.
+    """
+    cluster, claim = spec.cluster, meeting.claim
+    waits_for_more = first and meeting.expected > cluster.nodes_min
+    rendezvous = {
+        "is_host": int(claim.node == identity.node),
+        "join_timeout": spec.timeouts.rendezvous,
+        "last_call_timeout": FIRST_LAST_CALL_SECONDS if waits_for_more else LAST_CALL_SECONDS,
+        "keep_alive_interval": KEEP_ALIVE_SECONDS,
+        "keep_alive_max_attempt": max(1, spec.timeouts.peer_lost // KEEP_ALIVE_SECONDS),
+    }
+    is_script = spec.job.entry_point.endswith(".py")
+    return [
+        *(python, "-m", "torch.distributed.run"),
+        f"--nnodes={cluster.nodes_min}:{cluster.nodes_max}",
+        f"--nproc-per-node={cluster.processes_per_node}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={claim.address}:{claim.port}",
+        f"--rdzv-id=generation-{claim.generation}",
+        "--rdzv-conf=" + ",".join(f"{key}={value}" for key, value in rendezvous.items()),
+        "--max-restarts=0",
+        f"--local-addr={identity.address}",
+        f"--shutdown-timeout={spec.timeouts.stop_grace}",
+        f"--log-dir={places.rank_logs}",
+        "--redirects=3",
+        *([str(places.project / spec.job.entry_point)] if is_script else ["-m", spec.job.entry_point]),
+        *spec.job.arguments,
+    ]

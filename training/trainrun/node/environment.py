@@ -1,0 +1,88 @@
+"""The environment of the ranks: one function of what is known, so that it can be read and tested.
+
+What it leaves unset matters as much. The libfabric and NCCL variables of older guides (FI_PROVIDER,
+FI_EFA_USE_DEVICE_RDMA, NCCL_PROTO, NCCL_ALGO, NCCL_NET_PLUGIN, NCCL_TUNER_PLUGIN, NCCL_BUFFSIZE, ...) are set
+right per instance type by the aws-ofi-nccl plugin itself, and wrong values there cost speed without a word
+(aws-ofi-nccl: doc/efa-env-var.md, src/platform-aws.cpp). No interface is named by a literal: EC2 hosts call
+them ens5, enp71s0, eth0 (field case NET-10).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from trainrun.config import ConfigError
+from trainrun.node.places import Places
+from trainrun.spec import RunSpec
+
+OWNED = ("TRAINRUN_SPEC", "TRAINRUN_STATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+"""Variables that the agent sets and a job may not."""
+
+EFA_LIBRARY_FOLDERS = (
+    Path("/opt/amazon/efa/lib"),
+    Path("/opt/amazon/efa/lib64"),
+    Path("/opt/amazon/ofi-nccl/lib"),
+    Path("/opt/amazon/ofi-nccl/lib64"),
+    Path("/opt/amazon/aws-ofi-nccl/lib"),
+)
+"""Where EFA installers and images put libfabric and NCCL's plugin for it. Without the plugin NCCL takes TCP, silently."""
+
+
+def rank_environment(
+    spec: RunSpec,
+    *,
+    places: Places,
+    base: Mapping[str, str],
+    interface: str,
+    processors: int,
+    libraries: Sequence[Path] = (),
+) -> dict[str, str]:
+    """The whole environment of torchrun and its ranks.
+
+    Args:
+        spec: the document.
+        places: where things are on this node.
+        base: the agent's own environment, which the ranks inherit.
+        interface: name of the network interface that holds the node's address; "" when unknown.
+        processors: processors that this node may use.
+        libraries: folders of libfabric and NCCL's plugin that exist on this node.
+
+    Raises:
+        ConfigError: job.environment sets a variable that the agent owns.
+    """
+    environment = dict(base)
+    environment["AWS_REGION"] = environment["AWS_DEFAULT_REGION"] = spec.region
+    # Threads of one rank: its share of the processors. torchrun's own default is 1, which idles a CPU node.
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, processors // spec.cluster.processes_per_node)))
+    if interface:
+        environment["GLOO_SOCKET_IFNAME"] = interface  # gloo would look its own host name up, which may not resolve
+    if spec.cluster.accelerator == "nvidia":
+        environment["NCCL_SOCKET_IFNAME"] = "^docker,lo,veth"  # an exclusion; it is for bootstrap only
+    if spec.cluster.efa_interfaces and libraries:
+        environment["LD_LIBRARY_PATH"] = _path([*map(str, libraries), base.get("LD_LIBRARY_PATH", "")])
+
+    if taken := sorted(set(OWNED) & set(spec.job.environment)):
+        raise ConfigError([f"job.environment sets {', '.join(taken)}, which the node agent sets itself. Remove it there."])
+    environment.update(spec.job.environment)
+
+    environment["PYTHONPATH"] = _path([str(places.payload), str(places.project), environment.get("PYTHONPATH", "")])
+    environment["TRAINRUN_SPEC"] = str(places.spec)
+    environment["TRAINRUN_STATE"] = str(places.state)
+    # With the shared store a newcomer hangs 60 s on the store of a round that is over (torch 2.13, measured).
+    environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    return environment
+
+
+def processors_here() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _path(parts: Sequence[str]) -> str:
+    """A search path of the distinct, non-empty parts, in order."""
+    entries = [entry for part in parts for entry in part.split(os.pathsep) if entry]
+    return os.pathsep.join(dict.fromkeys(entries))

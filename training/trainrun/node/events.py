@@ -1,0 +1,117 @@
+"""What the agent did, step by step, for whoever watches the run.
+
+Each step is reported when it starts and when it is done or has failed, to a file on the node and, whole, to one
+object per node in the run's folder. Sending happens beside the work: a store that fails delays nobody.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+from trainrun.node.metadata import Identity
+from trainrun.node.outcome import Leave
+from trainrun.store import Store
+
+Step = Literal["prepare", "check", "meet", "train", "watch", "finish"]
+State = Literal["started", "done", "failed"]
+
+RETRY_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+class Report:
+    """What a running step wants to say when it is done."""
+
+    detail: str = ""
+
+
+class Events:
+    """The node's events. Use as a context manager: leaving it sends what has not been sent."""
+
+    def __init__(self, *, identity: Identity, path: Path, store: Store) -> None:
+        """Args:
+        identity: who reports.
+        path: the file; lines are appended.
+        store: the run's folder; the object is nodes/<instance id>.jsonl.
+        """
+        self._identity = identity
+        self._path = path
+        self._store = store
+        self.key = f"nodes/{identity.node}.jsonl"
+        self._writing = threading.Lock()
+        self._unsent = threading.Event()
+        self._closing = threading.Event()
+        self._sender = threading.Thread(target=self._send_as_they_come, name="events", daemon=True)
+
+    def __enter__(self) -> Events:
+        self._sender.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._unsent.set()
+        self._sender.join(timeout=2 * RETRY_SECONDS)
+
+    def report(self, step: Step, state: State, *, seconds: float = 0.0, detail: str = "") -> None:
+        """Append one line and have it sent."""
+        line = {
+            "time": round(time.time(), 3),
+            "node": self._identity.node,
+            "address": self._identity.address,
+            "step": step,
+            "state": state,
+            "seconds": round(seconds, 3),
+            "detail": detail,
+        }
+        log.log(logging.ERROR if state == "failed" else logging.INFO, "%s %s %s", step, state, detail)
+        with self._writing, self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._unsent.set()
+
+    @contextmanager
+    def step(self, step: Step) -> Iterator[Report]:
+        """Report a step around a block: started, then done, or failed with the exception's text, which goes on.
+
+        `Leave` is no failure: a node that is let go while it waits has done what it could.
+        """
+        started = time.monotonic()
+        report = Report()
+        self.report(step, "started")
+        try:
+            yield report
+        except Leave as leave:
+            self.report(step, "done", seconds=time.monotonic() - started, detail=str(leave))
+            raise
+        except Exception as error:
+            self.report(step, "failed", seconds=time.monotonic() - started, detail=str(error) or type(error).__name__)
+            raise
+        self.report(step, "done", seconds=time.monotonic() - started, detail=report.detail)
+
+    def send(self) -> None:
+        """Send the whole file now.
+
+        Raises:
+            StoreError: the store did not take it.
+        """
+        self._unsent.clear()
+        self._store.put(self.key, self._path.read_bytes())
+
+    def _send_as_they_come(self) -> None:
+        while not (self._closing.is_set() and not self._unsent.is_set()):
+            self._unsent.wait()
+            try:
+                self.send()
+            except Exception:
+                log.exception("The events could not be sent to %s; trying again.", self._store.url)
+                if self._closing.is_set():
+                    return
+                self._unsent.set()
+                self._closing.wait(RETRY_SECONDS)

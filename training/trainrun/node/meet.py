@@ -1,0 +1,172 @@
+"""Find the peers and agree on the node that hosts the rendezvous."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainrun.node.beacon import answers
+from trainrun.node.claims import Claim, Claims
+from trainrun.node.group import Group, View
+from trainrun.node.metadata import Identity
+from trainrun.node.outcome import Leave, StepFailed
+from trainrun.store import StoreError
+
+POLL_SECONDS = 0.5
+SLOWEST_POLL_SECONDS = 5.0
+"""What the pause between two looks grows to: a loss is over in seconds, a lack of capacity lasts for hours."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """What the nodes agreed on."""
+
+    claim: Claim
+    in_service: int
+    """Nodes in service, this one included."""
+    expected: int
+    """Nodes that the group wants to have."""
+
+
+class Silence:
+    """For how long the newest host has not been heard of."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._since: float | None = None
+
+    def seconds(self, claim: Claim) -> float:
+        """0 when the host's agent answers, else the seconds since it was first found silent under this claim."""
+        if answers(claim.address, claim.beacon):
+            self._since = None
+            return 0.0
+        if self._since is None or self._generation != claim.generation:
+            self._generation, self._since = claim.generation, time.monotonic()
+        return time.monotonic() - self._since
+
+
+class Meet:
+    """How one node meets its peers, at first and after each loss."""
+
+    def __init__(
+        self,
+        *,
+        identity: Identity,
+        port: int,
+        beacon: int,
+        group: Group,
+        claims: Claims,
+        nodes_min: int,
+        peer_lost: float,
+        ended: Callable[[], str],
+    ) -> None:
+        """Args:
+        identity: this node.
+        port: where its torchrun would host the rendezvous.
+        beacon: where its agent shows that it is alive.
+        group: its Auto Scaling group.
+        claims: the run's claims.
+        nodes_min: fewest nodes in service to go on with.
+        peer_lost: seconds of silence after which a host that is still listed counts as lost.
+        ended: why the run is over, or "" while it is not.
+        """
+        self._identity = identity
+        self._port = port
+        self._beacon = beacon
+        self._group = group
+        self._claims = claims
+        self._nodes_min = nodes_min
+        self._peer_lost = peer_lost
+        self._ended = ended
+
+    def wait(self, *, timeout: float) -> Meeting:
+        """Wait until enough nodes are in service and a live one of them hosts the rendezvous.
+
+        Requests that fail are tried again until the time is over: a node outlives a bad hour of a service.
+
+        Raises:
+            Leave: the run has ended, or the group lets this node go.
+            StepFailed: not met in time.
+        """
+        deadline = time.monotonic() + timeout
+        silence = Silence()
+        problem = ""
+        while time.monotonic() < deadline:
+            try:
+                found = self._try(silence)
+            except (BotoCoreError, ClientError, StoreError) as error:
+                found = f"A request failed: {error}"
+            if isinstance(found, Meeting):
+                return found
+            if found != problem:
+                log.info("Waiting. %s", found)
+            problem = found
+            waited = timeout - (deadline - time.monotonic())
+            time.sleep(min(SLOWEST_POLL_SECONDS, max(POLL_SECONDS, waited / 20)))
+        raise StepFailed(f"The nodes did not meet within {timeout:g} s (timeouts.meet). {problem}")
+
+    def lost(self, meeting: Meeting, silence: Silence) -> str:
+        """Why the nodes must meet anew although torchrun goes on, or "".
+
+        Raises:
+            botocore.exceptions.BotoCoreError, ClientError, StoreError: a request failed; nothing is known.
+        """
+        newest = self._claims.newest()
+        if newest is not None and newest.generation > meeting.claim.generation:
+            return f"{newest.node} has taken over the rendezvous from {meeting.claim.node}."
+        view = self._group.look()
+        if view is not None and self._is_usable(meeting.claim, view, silence) == "no":
+            return f"The rendezvous host {meeting.claim.node} is gone."
+        return ""
+
+    def _try(self, silence: Silence) -> Meeting | str:
+        """One attempt: the meeting, or what is waited for."""
+        view = self._group.look()
+        if view is None:
+            return f"{self._identity.node} is in no Auto Scaling group (yet). Nodes find each other through their group."
+        if ended := self._ended():
+            raise Leave(ended)
+        if view.desired == 0 or not view.holds(self._identity.node):
+            state = view.lifecycle.get(self._identity.node, "not in the group")
+            raise Leave(f"The group {view.name} lets this node go (capacity {view.desired}, this node: {state}).")
+        present = view.in_service() | {self._identity.node}
+        if len(present) < self._nodes_min:
+            return (
+                f"{len(present)} of at least {self._nodes_min} nodes are in service in {view.name}. "
+                "See the group's activity history for why the others do not come (capacity, quota, reservation)."
+            )
+        claim = self._claims.newest()
+        usable = self._is_usable(claim, view, silence) if claim else "no"
+        if claim is not None and usable == "yes":
+            return Meeting(claim=claim, in_service=len(present), expected=max(view.desired, len(present)))
+        if claim is not None and usable == "unknown":
+            return (
+                f"The rendezvous host {claim.node} does not answer on {claim.address}:{claim.beacon}. "
+                "If it is alive, does the security group allow all traffic between its own members, in and out?"
+            )
+        self._claims.take(self._own_claim(claim.generation + 1 if claim else 1))
+        return "The claims are read again."  # whoever was faster, the newest claim now tells
+
+    def _is_usable(self, claim: Claim, view: View, silence: Silence) -> str:
+        """Whether the claim's host is alive: "yes", "no", or "unknown" while it has not been silent for long."""
+        if claim.node == self._identity.node:
+            return "yes" if claim == self._own_claim(claim.generation) else "no"  # an agent before this one claimed it
+        if not view.holds(claim.node):
+            return "no"
+        seconds = silence.seconds(claim)
+        return "yes" if not seconds else "unknown" if seconds < self._peer_lost else "no"
+
+    def _own_claim(self, generation: int) -> Claim:
+        return Claim(
+            generation=generation,
+            node=self._identity.node,
+            address=self._identity.address,
+            port=self._port,
+            beacon=self._beacon,
+        )

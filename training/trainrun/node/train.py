@@ -1,0 +1,151 @@
+"""Run the job on this node until it is done: meet, launch, and after each loss the same again."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from trainrun.node.events import Events
+from trainrun.node.launch import Launch
+from trainrun.node.meet import Meet, Meeting
+from trainrun.node.outcome import ASKED_TO_STOP, Leave, Outcome, StepFailed
+from trainrun.node.places import Places
+from trainrun.node.watch import Regroup
+from trainrun.spec import RunSpec
+
+POLL_SECONDS = 0.1
+REGROUP_GRACE_SECONDS = 10.0
+"""For the ranks to save when the rendezvous host is gone. They mostly cannot, since their peers are gone too."""
+TORCHRUN_SECONDS = 5.0
+"""For torchrun itself to end after its ranks."""
+SETTLED_SECONDS = 600.0
+"""A launch that ran so long was no part of a series of failures: the budget and the pauses start anew."""
+LONGEST_PAUSE_SECONDS = 30.0
+
+log = logging.getLogger(__name__)
+
+
+class Budget:
+    """Restarts left, and the pause before each: none before the first, then doubling."""
+
+    def __init__(self, *, restarts: int) -> None:
+        self._allowed = restarts
+        self._used = 0
+
+    def note(self, *, ran: float) -> None:
+        """Count a launch that ended after ``ran`` seconds without having finished the job."""
+        self._used = 1 if ran >= SETTLED_SECONDS else self._used + 1
+
+    @property
+    def spent(self) -> bool:
+        """Whether no restart is left."""
+        return self._used > self._allowed
+
+    @property
+    def pause(self) -> float:
+        """Seconds to wait before the next launch."""
+        return 0.0 if self._used < 2 else min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._used - 2))
+
+    def __str__(self) -> str:
+        minutes = SETTLED_SECONDS / 60
+        return f"{self._allowed} restarts (shutdown.max_restarts) with less than {minutes:g} minutes of training between them"
+
+
+class Train:
+    """The job on one node."""
+
+    def __init__(
+        self,
+        *,
+        spec: RunSpec,
+        places: Places,
+        events: Events,
+        meet: Meet,
+        launch: Callable[[Meeting, bool], Launch],
+        watch: Callable[[Regroup, Meeting], AbstractContextManager[None]],
+    ) -> None:
+        """Args:
+        spec: the document.
+        places: where things are on this node.
+        events: where steps are reported.
+        meet: how the node meets its peers.
+        launch: starts torchrun for a meeting; the flag tells whether it is the first launch.
+        watch: what is watched beside it.
+        """
+        self._spec = spec
+        self._places = places
+        self._events = events
+        self._meet = meet
+        self._launch = launch
+        self._watch = watch
+
+    def run(self) -> Outcome:
+        """Train until the job is done, this node is asked to leave, or the budget is spent.
+
+        Raises:
+            Leave: the run has ended without this node, or the group lets it go.
+            StepFailed: the nodes did not meet.
+        """
+        budget = Budget(restarts=self._spec.shutdown.max_restarts)
+        first = True
+        while True:
+            self._leave_if_asked()
+            with self._events.step("meet") as report:
+                meeting = self._meet.wait(timeout=self._spec.timeouts.meet)
+                report.detail = f"{meeting.claim.node} hosts the rendezvous; {meeting.in_service} nodes in service"
+            started = time.monotonic()
+            try:
+                with self._events.step("train") as report:
+                    report.detail = self._train(meeting, first)
+                return Outcome(state="succeeded", reason="The job ended with exit code 0.")
+            except StepFailed as failure:
+                reason = str(failure)
+            self._leave_if_asked()
+            first = False
+            budget.note(ran=time.monotonic() - started)
+            if budget.spent:
+                return Outcome(state="failed", reason=f"The job failed after {budget}. The last failure: {reason}")
+            time.sleep(budget.pause)
+
+    def _train(self, meeting: Meeting, first: bool) -> str:
+        """One launch, until the job is done.
+
+        Raises:
+            Leave: this node was asked to stop.
+            StepFailed: the launch ended otherwise; the text explains it.
+        """
+        regroup = Regroup(meet=self._meet, meeting=meeting)
+        with self._launch(meeting, first) as launch, self._watch(regroup, meeting):
+            try:
+                self._supervise(launch, regroup)
+            except Leave:
+                launch.stop(grace=self._spec.timeouts.stop_grace + TORCHRUN_SECONDS)
+                raise
+            self._leave_if_asked()
+            if launch.exit_code() == 0:
+                return "the job is done"
+            if regroup.reason:
+                raise StepFailed(f"{regroup.reason} The nodes meet anew.")
+            codes = launch.rank_exit_codes()
+            if codes and set(codes) == {ASKED_TO_STOP}:
+                raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
+            raise StepFailed(f"torchrun ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}")
+
+    def _supervise(self, launch: Launch, regroup: Regroup) -> None:
+        """Wait for torchrun to end, and end it where it must not go on."""
+        stopping_since = 0.0
+        while launch.exit_code() is None:
+            if regroup.reason:
+                launch.stop(grace=REGROUP_GRACE_SECONDS)
+            elif self._places.stop_file.exists():
+                stopping_since = stopping_since or time.monotonic()
+                if time.monotonic() - stopping_since > self._spec.timeouts.stop_grace:
+                    launch.stop(grace=REGROUP_GRACE_SECONDS)
+            time.sleep(POLL_SECONDS)
+
+    def _leave_if_asked(self) -> None:
+        if self._places.stop_file.exists():
+            reason = self._places.stop_file.read_text(encoding="utf-8").strip() or "no reason given"
+            raise Leave(f"Asked to stop by {self._places.stop_file} ({reason}). Remove that file and start the agent to go on.")
