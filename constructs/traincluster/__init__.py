@@ -1,0 +1,23 @@
+"""Traincluster: AWS CDK constructs that turn an account into a place to train large models."""
+
+from traincluster.capacity import Capacity
+from traincluster.checkpoints import CheckpointBucket, DatasetBucket
+from traincluster.cluster import TrainingCluster
+from traincluster.efa import EfaLayout
+from traincluster.image import NodeImage
+from traincluster.instances import InstanceType, instance_type
+from traincluster.job import TrainingJob
+from traincluster.network import TrainingNetwork
+
+__all__ = [
+    "Capacity",
+    "CheckpointBucket",
+    "DatasetBucket",
+    "EfaLayout",
+    "InstanceType",
+    "NodeImage",
+    "TrainingCluster",
+    "TrainingJob",
+    "TrainingNetwork",
+    "instance_type",
+]

@@ -1,0 +1,207 @@
+"""TrainingCluster: nodes that boot, find each other and train."""
+
+from __future__ import annotations
+
+import jsii
+from aws_cdk import RemovalPolicy, Stack
+from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_logs as logs
+from aws_cdk import aws_s3 as s3
+from constructs import Construct
+from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, StorageSpec
+
+from traincluster.capacity import Capacity
+from traincluster.efa import EfaLayout, NetworkInterface, allow_traffic_among_members, network_interfaces, render_interfaces, use_efa
+from traincluster.image import NodeImage, default_image, image_id, root_volume_size
+from traincluster.instances import InstanceType
+from traincluster.instances import instance_type as look_up
+from traincluster.job import TrainingJob
+from traincluster.network import TrainingNetwork
+from traincluster.nodes import NodeTemplate, auto_scaling_group, launch_template, node_role
+from traincluster.payload import pack
+from traincluster.placement import placement_group_name
+from traincluster.user_data import place_user_data
+
+
+@jsii.implements(ec2.IConnectable, iam.IGrantable)
+class TrainingCluster(Construct):
+    """A group of equal nodes that runs one training job.
+
+    The nodes get every EFA interface that their type has, a security group that lets them talk to each other, and one
+    document that says what to run. The cluster is all that a run needs and nothing that should outlive it: checkpoints go
+    to a bucket that is made elsewhere.
+
+    Example:
+        >>> TrainingCluster(                                                          # doctest: +SKIP
+        ...     stack, "Cluster", network=network, instance_type="p5.48xlarge", nodes=4,
+        ...     capacity=Capacity.block("cr-0123456789abcdef0"), checkpoints=checkpoints,
+        ...     job=TrainingJob(run="llama", source="my_project", entry_point="train.py"),
+        ... )
+    """
+
+    def __init__(
+        self,
+        scope: Construct,
+        construct_id: str,
+        *,
+        network: TrainingNetwork,
+        instance_type: str,
+        nodes: int,
+        job: TrainingJob,
+        checkpoints: s3.IBucket,
+        min_nodes: int | None = None,
+        capacity: Capacity | None = None,
+        efa: bool | None = None,
+        efa_layout: EfaLayout | None = None,
+        placement_group: bool | ec2.IPlacementGroup | None = None,
+        image: NodeImage | None = None,
+        root_volume_gib: int | None = None,
+        processes_per_node: int | None = None,
+        log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
+    ) -> None:
+        """Make the cluster.
+
+        Args:
+            scope: where the construct goes.
+            construct_id: its id there.
+            network: where the nodes are.
+            instance_type: name of an EC2 instance type, out of `traincluster.instances`.
+            nodes: number of nodes, 1 or more.
+            job: what they run.
+            checkpoints: bucket for the run's checkpoints, metrics and results.
+            min_nodes: fewest nodes on which training goes on when others are lost; None means all of them.
+            capacity: how the nodes are bought; None means on demand.
+            efa: whether nodes have EFA; None means if their type does.
+            efa_layout: how EFA interfaces are laid out; None means by AWS's current rule.
+            placement_group: True makes a cluster placement group, False none; a group that exists is used. None makes one
+                where it helps: when the type can be in one and the capacity is not reserved.
+            image: the nodes' image; None means AWS's deep-learning image for the type.
+            root_volume_gib: size of the root volume in GiB; None means 120, and 512 on Neuron types.
+            processes_per_node: ranks per node; None means one per GPU or Neuron core, or one on a CPU node.
+            log_retention: how long the cluster's logs are kept.
+
+        Raises:
+            ValueError: something that could not run, with what to change.
+        """
+        super().__init__(scope, construct_id)
+        self.instance_type = look_up(instance_type)
+        self.capacity = capacity or Capacity.on_demand()
+        self.capacity.check_sold(self.instance_type)
+        _check_counts(nodes=nodes, min_nodes=min_nodes, processes_per_node=processes_per_node)
+        self.image = image or default_image(self.instance_type)
+        interfaces = network_interfaces(self.instance_type, efa=use_efa(self.instance_type, efa), layout=efa_layout)
+
+        self.security_group = ec2.SecurityGroup(
+            self, "SecurityGroup", vpc=network.vpc, description=f"Nodes of {self.node.path}", allow_all_outbound=True
+        )
+        rules = allow_traffic_among_members(self, self.security_group)
+        self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
+        self.role = node_role(self, "NodeRole", cluster_name=self.node.path)
+        self.log_group.grant_write(self.role)
+        checkpoints.grant_read_write(self.role, f"{job.run}/*")
+
+        payload = pack(job.source_folder)
+        self.run_spec = RunSpec(
+            run=job.run,
+            region=Stack.of(self).region,
+            cluster=_cluster_spec(
+                self.node.path, self.instance_type, interfaces, nodes=nodes, min_nodes=min_nodes, processes=processes_per_node
+            ),
+            job=job.spec(python=self.image.python),
+            storage=StorageSpec(location=f"s3://{checkpoints.bucket_name}"),
+            timeouts=job.timeouts,
+            monitoring=MonitoringSpec(publish_seconds=job.publish_seconds, log_group=self.log_group.log_group_name),
+            shutdown=job.shutdown,
+            payload_sha256=payload.sha256,
+        )
+        self.launch_template = launch_template(
+            self,
+            "LaunchTemplate",
+            NodeTemplate(
+                cluster_name=self.node.path,
+                run=job.run,
+                instance_type=instance_type,
+                image_id=image_id(self, self.image, instance_type=self.instance_type),
+                root_device=self.image.root_device,
+                root_volume_gib=root_volume_size(self.instance_type, root_volume_gib, image=image),
+                user_data=place_user_data(self, self.run_spec, payload, reader=self.role),
+                interfaces=render_interfaces(interfaces, security_group_ids=[self.security_group.security_group_id]),
+                capacity=self.capacity,
+                instance_profile_arn=iam.InstanceProfile(self, "InstanceProfile", role=self.role).instance_profile_arn,
+                placement_group_name=placement_group_name(
+                    self, wanted=placement_group, capacity=self.capacity, instance_type=self.instance_type
+                ),
+            ),
+        )
+        self.auto_scaling_group = auto_scaling_group(
+            self, "Nodes", template=self.launch_template, subnet=network.subnet, nodes=nodes, cluster_name=self.node.path
+        )
+        # A node that starts before these exist could reach neither its peers nor AWS.
+        self.auto_scaling_group.node.add_dependency(self.role, *rules, *network.ready)
+
+    @property
+    def connections(self) -> ec2.Connections:
+        """What the nodes may be connected with: `cluster.connections.allow_to(file_system, ...)`."""
+        return ec2.Connections(security_groups=[self.security_group])
+
+    @property
+    def grant_principal(self) -> iam.IPrincipal:
+        """The nodes, as whom to grant something: `bucket.grant_read(cluster)`."""
+        return self.role
+
+    @property
+    def run_location(self) -> str:
+        """URL of the run's folder: checkpoints, metrics, events and the result."""
+        return self.run_spec.run_location
+
+    def grant_read(self, bucket: s3.IBucket, objects: str = "*") -> iam.Grant:
+        """Let the nodes read a bucket, or the objects of it that match a pattern such as "web/*"."""
+        return bucket.grant_read(self.role, objects)
+
+    def grant_read_write(self, bucket: s3.IBucket, objects: str = "*") -> iam.Grant:
+        """Let the nodes read, write and delete objects of a bucket."""
+        return bucket.grant_read_write(self.role, objects)
+
+
+def _check_counts(*, nodes: int, min_nodes: int | None, processes_per_node: int | None) -> None:
+    if nodes < 1:
+        raise ValueError(f"nodes is {nodes}. Allowed: 1 or more.")
+    if min_nodes is not None and not 1 <= min_nodes <= nodes:
+        raise ValueError(f"min_nodes is {min_nodes}. Allowed: 1 to nodes ({nodes}).")
+    if processes_per_node is not None and processes_per_node < 1:
+        raise ValueError(f"processes_per_node is {processes_per_node}. Allowed: 1 or more.")
+
+
+def _cluster_spec(
+    name: str,
+    instance_type: InstanceType,
+    interfaces: tuple[NetworkInterface, ...],
+    *,
+    nodes: int,
+    min_nodes: int | None,
+    processes: int | None,
+) -> ClusterSpec:
+    return ClusterSpec(
+        name=name,
+        instance_type=instance_type.name,
+        nodes_min=nodes if min_nodes is None else min_nodes,
+        nodes_desired=nodes,
+        nodes_max=nodes,
+        accelerator=_accelerator(instance_type),
+        accelerators_per_node=instance_type.accelerator.count if instance_type.accelerator else 0,
+        efa_interfaces=sum(interface.carries_efa for interface in interfaces),
+        processes_per_node=processes or instance_type.training_processes,
+    )
+
+
+def _accelerator(instance_type: InstanceType) -> Accelerator:
+    accelerator = instance_type.accelerator
+    if accelerator is None:
+        return "none"
+    if accelerator.kind == "other":
+        raise ValueError(
+            f"{instance_type.name} has {accelerator.name} accelerators, which trainrun cannot drive. Choose a type with NVIDIA GPUs "
+            "or Trainium, or a CPU type."
+        )
+    return accelerator.kind

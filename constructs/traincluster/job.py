@@ -1,0 +1,108 @@
+"""TrainingJob: what a cluster runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainrun.config import ConfigError, from_mapping
+from trainrun.settings import TrainSettings
+from trainrun.spec import JobSpec, ShutdownSpec, TimeoutSpec
+
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """What a cluster runs: the bundled GPT, or a project of the user's.
+
+    Everything is checked when the job is made, that is at synth, and all that is wrong is reported together.
+
+    Example:
+        >>> TrainingJob(run="smoke", configuration={"steps": 100}).entry_point
+        'trainrun.pretrain'
+
+    Raises:
+        ConfigError: (a ValueError) with one sentence for each thing that is wrong.
+    """
+
+    run: str
+    """Name of the run: the folder of its checkpoints. The same name resumes, another starts anew."""
+    source: Path | str | None = None
+    """Folder with the user's code; None runs a module of trainrun."""
+    entry_point: str = "trainrun.pretrain"
+    """A script in the source ("train.py"), or a module ("trainrun.pretrain", or one in the source)."""
+    arguments: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    configuration: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `trainrun.settings.TrainSettings` that differ from their defaults."""
+    timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
+    shutdown: ShutdownSpec = field(default_factory=ShutdownSpec)
+    publish_seconds: float = 30.0
+    """How often a node sends its metrics to the checkpoint bucket."""
+
+    def __post_init__(self) -> None:
+        problems = [*self._identity_problems(), *self._entry_point_problems(), *self._configuration_problems()]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def source_folder(self) -> Path | None:
+        return None if self.source is None else Path(self.source)
+
+    def spec(self, *, python: str) -> JobSpec:
+        """The part of the RunSpec that says what to run, with the image's Python."""
+        return JobSpec(
+            entry_point=self.entry_point,
+            arguments=tuple(self.arguments),
+            environment=dict(self.environment),
+            configuration=dict(self.configuration),
+            python=python,
+        )
+
+    def _identity_problems(self) -> Iterator[str]:
+        if not _RUN_NAME.fullmatch(self.run):
+            yield (
+                f"run is {self.run!r}. Allowed: letters, digits, '.', '_' and '-', at most 63, beginning with a letter or digit, "
+                "since it names a folder in the checkpoint bucket."
+            )
+        for name in self.environment:
+            if not _VARIABLE.fullmatch(name):
+                yield f"environment names the variable {name!r}. Allowed: letters, digits and '_', not beginning with a digit."
+        if self.publish_seconds <= 0:
+            yield f"publish_seconds is {self.publish_seconds}. Allowed: more than 0."
+
+    def _entry_point_problems(self) -> Iterator[str]:
+        folder, entry = self.source_folder, self.entry_point
+        is_bundled = entry.partition(".")[0] == "trainrun"
+        if folder is None:
+            if not is_bundled:
+                yield f"entry_point is {entry!r}, but there is no source that holds it. Set source, or use 'trainrun.pretrain'."
+        elif not folder.is_dir():
+            yield f"source is {str(folder)!r}, which is not a folder. Give the folder of the project that holds the entry point."
+        elif is_bundled:
+            yield f"source is {str(folder)!r}, but entry_point is {entry!r}, which uses nothing of it. Set one of the two only."
+        elif not _exists_in(folder, entry):
+            yield f"entry_point is {entry!r}, which is not in the source {str(folder)!r}. Give a script (train.py) or a module there."
+
+    def _configuration_problems(self) -> Iterator[str]:
+        try:
+            from_mapping(TrainSettings, self.configuration, source="the job's configuration")
+        except ConfigError as error:
+            yield from error.problems
+        if "run" in self.configuration:
+            yield "The job's configuration sets run, which a node takes from the job. Set the job's run instead."
+        checkpoint = self.configuration.get("checkpoint")
+        if isinstance(checkpoint, Mapping) and "location" in checkpoint:
+            yield "The job's configuration sets checkpoint.location, which a node takes from the cluster. Leave it out."
+
+
+def _exists_in(folder: Path, entry: str) -> bool:
+    if entry.endswith(".py"):
+        return (folder / entry).is_file() and folder.resolve() in (folder / entry).resolve().parents
+    module = folder.joinpath(*entry.split("."))
+    return module.with_name(f"{module.name}.py").is_file() or (module / "__main__.py").is_file()

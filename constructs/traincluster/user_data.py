@@ -1,0 +1,159 @@
+"""The user data of a node: one bash script with the RunSpec, the payload or its whereabouts, and the bootstrap.
+
+EC2 takes 16,384 raw bytes, counted after CloudFormation has put names in place of references. Those names are not
+known at synth; each reference is counted at the length of the longest name that can stand there.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import shlex
+import tempfile
+from importlib import resources
+from pathlib import Path
+
+from aws_cdk import Annotations
+from aws_cdk import aws_iam as iam
+from aws_cdk import aws_s3_assets as s3_assets
+from constructs import Construct
+from trainrun.spec import RunSpec
+
+from traincluster.payload import Payload
+
+LIMIT_BYTES = 16_384
+"""EC2's limit (docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html)."""
+
+REFERENCE_BYTES = 400
+"""The most that one reference can become. The longest is a log group's name that CloudFormation makes: a stack name of up
+to 128 characters, a logical id of up to 255, and a suffix. Bucket names have at most 63, regions fewer."""
+
+_REFERENCE = re.compile(r"\$\{Token\[[^\]]*\]\}")
+"""How the CDK writes a reference into text until the template is made."""
+
+# S3 may refuse a new node for some seconds, until its role is known everywhere and its routes carry traffic.
+_S3_FETCH = r"""
+payload_archive() {
+  local attempt
+  for attempt in 1 2 4 8 16 32 0; do
+    "$python" - "$payload_bucket" "$payload_key" "$1" <<'PYTHON' && return
+import sys
+import boto3
+from botocore.config import Config
+
+bucket, key, target = sys.argv[1:]
+try:
+    boto3.client("s3", config=Config(connect_timeout=5, read_timeout=60)).download_file(bucket, key, target)
+except Exception as error:
+    sys.exit(f"traincluster: s3://{bucket}/{key}: {error}")
+PYTHON
+    [ "$attempt" -eq 0 ] || sleep "$attempt"
+  done
+  return 1
+}
+"""
+
+
+def render(spec: RunSpec, payload: Payload, *, bucket: str | None = None, key: str | None = None) -> str:
+    """The document, which may hold unresolved references.
+
+    Args:
+        spec: what the node has to know.
+        payload: the code that runs; its digest is baked in.
+        bucket: bucket to fetch the payload from; None puts the payload itself into the document.
+        key: its key there.
+    """
+    assert (bucket is None) == (key is None)
+    assert spec.payload_sha256 == payload.sha256
+    if bucket is None or key is None:
+        source = _inline(payload)
+    else:
+        source = f"payload_bucket={_quote(bucket)}\npayload_key={_quote(key)}\n{_S3_FETCH.strip()}"
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            f"image_python={_quote(spec.job.python)}",
+            f"payload_sha256={payload.sha256}",
+            f"run_json() {{\n  cat <<'RUN_JSON'\n{spec.to_json()}\nRUN_JSON\n}}",
+            source,
+            _bootstrap(),
+        ]
+    )
+
+
+def most_bytes(document: str) -> int:
+    """The document's size in bytes once its references are names, at most."""
+    text, references = _REFERENCE.subn("", document)
+    return len(text.encode()) + REFERENCE_BYTES * references
+
+
+def check_size(document: str) -> None:
+    """Check the document against EC2's limit.
+
+    Raises:
+        ValueError: it can be larger; the message says by how many bytes.
+    """
+    size = most_bytes(document)
+    if size > LIMIT_BYTES:
+        raise ValueError(
+            f"The user data can be {size:,} bytes long, {size - LIMIT_BYTES:,} more than the {LIMIT_BYTES:,} that EC2 takes. "
+            "Shorten the job's arguments, environment or configuration, or put them into a file of the job's source."
+        )
+
+
+def place_user_data(scope: Construct, spec: RunSpec, payload: Payload, *, reader: iam.IGrantable) -> str:
+    """The document for a launch template: with the payload in it if that fits, else with the payload as an asset on S3.
+
+    Which of the two it is, is told as an annotation at synth.
+
+    Args:
+        scope: where the asset goes.
+        spec: what the node has to know.
+        payload: the code that runs.
+        reader: who reads the asset.
+
+    Raises:
+        ValueError: not even the document without the payload fits.
+    """
+    inline = render(spec, payload)
+    size = most_bytes(inline)
+    if size <= LIMIT_BYTES:
+        _tell(scope, f"The payload travels inside the user data, which is {size:,} of at most {LIMIT_BYTES:,} bytes long.")
+        return inline
+    asset = _asset(scope, payload)
+    asset.bucket.grant_read(reader, asset.s3_object_key)
+    document = render(spec, payload, bucket=asset.s3_bucket_name, key=asset.s3_object_key)
+    check_size(document)
+    _tell(
+        scope,
+        f"The payload ({len(payload.archive):,} bytes) is an asset on S3: with it the user data would be {size:,} bytes long, and "
+        f"EC2 takes {LIMIT_BYTES:,}.",
+    )
+    return document
+
+
+def _asset(scope: Construct, payload: Payload) -> s3_assets.Asset:
+    with tempfile.TemporaryDirectory() as folder:
+        archive = Path(folder, "payload.tar.xz")
+        archive.write_bytes(payload.archive)
+        return s3_assets.Asset(scope, "Payload", path=str(archive))  # copied into the cloud assembly at once
+
+
+def _tell(scope: Construct, text: str) -> None:
+    Annotations.of(scope).add_info_v2("traincluster:payload", text)
+
+
+def _inline(payload: Payload) -> str:
+    text = base64.b64encode(payload.archive).decode()
+    return f"payload_archive() {{\n  base64 -d >\"$1\" <<'ARCHIVE'\n{text}\nARCHIVE\n}}"
+
+
+def _bootstrap() -> str:
+    """The script less its comments: each byte of the document counts."""
+    text = resources.files(__package__).joinpath("bootstrap.sh").read_text(encoding="utf-8")
+    return "\n".join(line for line in text.splitlines() if line and not line.lstrip().startswith("#")) + "\n"
+
+
+def _quote(text: str) -> str:
+    """Quoted for bash. A reference counts as plain text: the names that replace it need no quoting."""
+    return f"'{text}'" if _REFERENCE.fullmatch(text) else shlex.quote(text)

@@ -1,0 +1,1 @@
+"""The reference stacks: what `app.py` deploys."""

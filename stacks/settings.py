@@ -1,0 +1,194 @@
+"""The settings of the reference stacks: one YAML file, and `-c name=value` on top of it."""
+
+from __future__ import annotations
+
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Union
+
+import yaml
+from trainrun.config import ConfigError, from_mapping, merge, parse_scalar
+from trainrun.spec import ShutdownSpec, TimeoutSpec
+
+from traincluster import Capacity, NodeImage
+from traincluster.instances import instance_type
+
+WhenDone = Literal["scale_to_zero", "keep"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Everything that `cluster.yaml` can say. What is left out has the default given here."""
+
+    run: str
+    """Name of the run: the folder of its checkpoints. The same name resumes, another starts anew."""
+    instance_type: str
+    """EC2 instance type of the nodes."""
+    nodes: int
+    """Number of nodes."""
+    min_nodes: int | None = None
+    """Fewest nodes on which training goes on when others are lost; null means all of them."""
+    capacity: str = "on-demand"
+    """"on-demand", "spot", "reservation:cr-..." or "block:cr-..."."""
+    efa: bool | None = None
+    """Whether nodes have EFA; null means if their type does."""
+    placement_group: bool | str | None = None
+    """true, false or the name of a group that exists; null means where it helps."""
+    ami: str | None = None
+    """Id of an image or name of an SSM parameter with one; null means AWS's newest deep-learning image for the type."""
+    python: str | None = None
+    """The Python of that image that has torch; null means /opt/pytorch/bin/python. For an ami of your own only."""
+    root_device: str | None = None
+    """The root device of that image; null means /dev/sda1 (Ubuntu). For an ami of your own only."""
+    root_volume_gib: int | None = None
+    """Size of a node's root volume in GiB; null means 120, or 512 on Neuron types."""
+    availability_zone: str | None = None
+    """Zone of the nodes, such as "us-east-1b"; null means the first of the region."""
+    isolated: bool = False
+    """true cuts the nodes off the internet: AWS is reached through VPC endpoints only."""
+    source: str | None = None
+    """Folder with your own training code, relative to the settings file; null trains the bundled GPT."""
+    entry_point: str = "trainrun.pretrain"
+    """A script in the source, or a module."""
+    arguments: tuple[str, ...] = ()
+    """Command-line arguments of the entry point."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Environment variables of every rank."""
+    data: str | None = None
+    """Token dataset: a folder of the dataset bucket, or an s3:// URL."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """How to train: the fields of `trainrun.settings.TrainSettings`."""
+    publish_seconds: float = 30.0
+    """How often nodes send metrics to the checkpoint bucket."""
+    on_success: WhenDone = "scale_to_zero"
+    """What becomes of the nodes when the run has succeeded."""
+    on_failure: WhenDone = "keep"
+    """What becomes of them when it has failed."""
+    max_restarts: int = 20
+    """Restarts of the job on one node before the run counts as failed."""
+    timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
+    """How long to wait for what, in seconds."""
+
+    def __post_init__(self) -> None:
+        problems = [*self._problems()]
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def parsed_capacity(self) -> Capacity:
+        return Capacity.parse(self.capacity)
+
+    @property
+    def image(self) -> NodeImage | None:
+        """The image of the user's own, if one is set."""
+        if self.ami is None:
+            return None
+        given = {"python": self.python, "root_device": self.root_device}
+        return NodeImage(ami=self.ami, **{name: value for name, value in given.items() if value is not None})
+
+    @property
+    def shutdown(self) -> ShutdownSpec:
+        return ShutdownSpec(on_success=self.on_success, on_failure=self.on_failure, max_restarts=self.max_restarts)
+
+    def _problems(self) -> Iterator[str]:
+        for check in (lambda: instance_type(self.instance_type), lambda: self.parsed_capacity, lambda: self.image):
+            try:
+                check()
+            except ValueError as error:
+                yield str(error)
+        for name in ("python", "root_device"):
+            if self.ami is None and getattr(self, name) is not None:
+                yield f"{name} is {getattr(self, name)!r}, which describes an image of your own, but ami is not set. Set ami, or leave {name} out."
+        if "data" in self.training:
+            yield "training.data is set. Set data instead, which also lets the nodes read it."
+        if self.data is None and self.entry_point == "trainrun.pretrain":
+            yield "data is not set, but trainrun.pretrain trains on a token dataset. Set data to a folder of the dataset bucket."
+        elif self.data is not None and not _DATA.fullmatch(self.data):
+            yield f"data is {self.data!r}. Give a folder of the dataset bucket, such as 'corpus', or a URL, such as 's3://bucket/corpus'."
+
+
+_DATA = re.compile(r"(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/|$))?([\w.=-]+(/[\w.=-]+)*/?)?")
+
+
+def read_settings(context: Mapping[str, Any], *, default_file: Path) -> Settings:
+    """Read the settings file and lay `-c name=value` over it.
+
+    Args:
+        context: the CDK app's context. `settings` names the file, relative to the working directory; every other key that is
+            a plain (or dotted) name is a setting. The CDK's own keys have a ":", "@" or "/" and are left alone.
+        default_file: the file to read when the context names none.
+
+    Raises:
+        ConfigError: unknown or ill-typed settings, all together, or a file that cannot be read.
+    """
+    own = {key: value for key, value in context.items() if not re.search("[:@/]", key)}
+    file = Path(str(own.pop("settings", default_file)))
+    given = merge(_read_file(file), _overrides(own))
+    settings = from_mapping(Settings, given, source=f"{file} or -c")
+    if settings.source is None:
+        return settings
+    return replace(settings, source=str(file.parent / settings.source))
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError([f"The settings file {str(file)!r} cannot be read: {error}. Give another by -c settings=FILE."]) from None
+    try:
+        content = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError([f"The settings file {str(file)!r} is not YAML: {' '.join(str(error).split())}."]) from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigError([f"The settings file {str(file)!r} must be a mapping of settings, not {content!r}."])
+    return content
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe types, and no key twice: the first of the two would be ignored."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"the setting {key!r} is there twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _overrides(own: Mapping[str, Any]) -> dict[str, Any]:
+    """The context's settings as a nested mapping; `-c` gives text only, which is read as the setting's type asks."""
+    mapping: dict[str, Any] = {}
+    for key, value in own.items():
+        path = key.split(".")
+        nested = _parse(value, _hint(Settings, path)) if isinstance(value, str) else value
+        for name in reversed(path):
+            nested = {name: nested}
+        mapping = merge(mapping, nested)
+    return mapping
+
+
+def _hint(hint: Any, path: list[str]) -> Any:
+    """The type of the setting at a dotted path, Any where there is none."""
+    for name in path:
+        if is_dataclass(hint) and name in {f.name for f in fields(hint)}:
+            hint = typing.get_type_hints(hint)[name]
+        elif typing.get_origin(hint) is dict:
+            hint = typing.get_args(hint)[1]
+        else:
+            return Any
+    return hint
+
+
+def _parse(text: str, hint: Any) -> Any:
+    """Text of the command line as a value: as it stands where only text is allowed, so that a run may be called 2026."""
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    value = parse_scalar(text)
+    if str in choices and type(value) not in choices:
+        return text
+    return value
