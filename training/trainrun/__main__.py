@@ -1,0 +1,30 @@
+"""The commands: ``python -m trainrun tokens|evaluate|generate|checkpoint ...``. Progress goes to stderr, results to stdout."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from trainrun.commands import checkpoint, evaluate, generate, tokens
+from trainrun.config import ConfigError
+from trainrun.errors import CheckpointError
+from trainrun.store import StoreError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    parser = argparse.ArgumentParser(prog="trainrun", description="Tools around training runs and their checkpoints.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    for command in (tokens, evaluate, generate, checkpoint):
+        command.add_to(commands)
+    options = parser.parse_args(arguments)
+    try:
+        code: int = options.act(options)
+    except (ConfigError, CheckpointError, StoreError, ValueError) as error:
+        print(f"trainrun: {error}", file=sys.stderr)
+        return 1
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

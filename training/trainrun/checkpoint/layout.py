@@ -1,0 +1,201 @@
+"""How a run's checkpoints lie in a store::
+
+    step-000000500/<attempt>/rank-00003.bin      never overwritten
+    step-000000500/COMMIT.json                   written last, and only if there is none yet
+
+A checkpoint exists when its COMMIT exists. A shard is raw tensor bytes; everything about them is in the COMMIT, which
+is JSON and is checked before anything is believed. Nothing here is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from trainrun.config import ConfigError, from_mapping, to_mapping
+from trainrun.errors import CheckpointError
+from trainrun.store import Store
+
+SCHEMA_VERSION = 1
+COMMIT = "COMMIT.json"
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128),
+    )
+}
+
+_COMMIT_KEY = re.compile(r"step-(\d{9,})/COMMIT\.json")
+_SHARD_KEY = re.compile(r"step-(\d{9,})/([0-9A-Za-z-]+)/rank-(\d{5,})\.bin")
+
+
+class Damaged(Exception):
+    """A checkpoint is not what its COMMIT says, or its COMMIT is not one; the one before it may be good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """Where a tensor, or a slice of it, lies in a shard."""
+
+    offset: int
+    length: int
+    """Bytes."""
+    dtype: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    slice: tuple[tuple[int, int], ...]
+    """Start and stop in each dimension of the whole."""
+    sha256: str
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Shape of the slice."""
+        return tuple(stop - start for start, stop in self.slice)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One object of tensor bytes."""
+
+    key: str
+    """Relative to the run's folder."""
+    length: int
+    sha256: str
+    tensors: dict[str, Entry]
+    values: dict[str, Any] = field(default_factory=dict)
+    """Small JSON values by name, beside the tensors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commit:
+    """The content of a COMMIT.json."""
+
+    run: str
+    step: int
+    tokens: int
+    """Trained on so far."""
+    attempt: str
+    time: float
+    """Seconds since the epoch."""
+    world: int
+    """Ranks that wrote it."""
+    mesh: dict[str, int]
+    data: dict[str, Any]
+    """State of the data stream: position and fingerprint; empty when the run has none."""
+    settings: dict[str, Any]
+    """The resolved `trainrun.settings.TrainSettings`."""
+    versions: dict[str, str]
+    shards: tuple[Shard, ...]
+    schema: int = SCHEMA_VERSION
+
+    @property
+    def bytes(self) -> int:
+        """Length of all shards."""
+        return sum(shard.length for shard in self.shards)
+
+    def pieces(self) -> dict[str, list[tuple[Shard, Entry]]]:
+        """All tensors: where each slice of them lies."""
+        found: dict[str, list[tuple[Shard, Entry]]] = {}
+        for shard in self.shards:
+            for name, entry in shard.tensors.items():
+                found.setdefault(name, []).append((shard, entry))
+        return found
+
+    def to_json(self) -> str:
+        """The document, keys sorted."""
+        return json.dumps(to_mapping(self), sort_keys=True, indent=1) + "\n"
+
+
+def step_directory(step: int) -> str:
+    """The key prefix of a step."""
+    return f"step-{step:09}"
+
+
+def commit_key(step: int) -> str:
+    """The key of a step's COMMIT."""
+    return f"{step_directory(step)}/{COMMIT}"
+
+
+def shard_key(step: int, attempt: str, rank: int) -> str:
+    """The key of one rank's shard."""
+    return f"{step_directory(step)}/{attempt}/rank-{rank:05}.bin"
+
+
+def new_attempt() -> str:
+    """An id that no other attempt has, with its time for people."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{uuid.uuid4().hex[:12]}"
+
+
+def committed_steps(store: Store) -> list[int]:
+    """The steps that have a COMMIT, oldest first, by number."""
+    return sorted(int(match[1]) for item in store.list("step-") if (match := _COMMIT_KEY.fullmatch(item.key)))
+
+
+def read_commit(store: Store, step: int) -> Commit:
+    """Read and check the COMMIT of a step.
+
+    Raises:
+        Damaged: it is not one, or contradicts itself.
+        CheckpointError: it was written by another version of trainrun.
+        StoreError: it could not be read.
+    """
+    return parse_commit(store.get(commit_key(step)).decode(errors="replace"), step)
+
+
+def parse_commit(text: str, step: int) -> Commit:
+    """Check the text of a step's COMMIT; see `read_commit`."""
+    name = commit_key(step)
+    try:
+        mapping = json.loads(text)
+    except ValueError as error:
+        raise Damaged(f"{name} is not JSON: {error}") from None
+    if isinstance(mapping, dict) and mapping.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
+        raise CheckpointError(
+            f"{name} has schema {mapping['schema']!r}, this trainrun reads {SCHEMA_VERSION}. "
+            "Restore it with the version that wrote it."
+        )
+    try:
+        commit = from_mapping(Commit, mapping, source=name)
+    except ConfigError as error:
+        raise Damaged(f"{name} is not a COMMIT: {error.problems[0]}") from None
+    problems = [*_problems(commit, step), *(problem for shard in commit.shards for problem in _shard_problems(shard, commit))]
+    if problems:
+        raise Damaged(f"{name} contradicts itself: {problems[0]}")
+    return commit
+
+
+def _problems(commit: Commit, step: int) -> list[str]:
+    if commit.step != step:
+        return [f"it says step {commit.step}"]
+    if len(commit.shards) != commit.world or not commit.shards:
+        return [f"{commit.world} ranks wrote {len(commit.shards)} shards"]
+    return []
+
+
+def _shard_problems(shard: Shard, commit: Commit) -> list[str]:
+    match = _SHARD_KEY.fullmatch(shard.key)
+    if not match or int(match[1]) != commit.step or match[2] != commit.attempt:
+        return [f"the shard {shard.key!r} is not one of this attempt"]
+    return [
+        f"the tensor {name!r} does not fit in {shard.key}"
+        for name, entry in shard.tensors.items()
+        if not _fits(entry, shard.length)
+    ]
+
+
+def _fits(entry: Entry, shard_length: int) -> bool:
+    inside = len(entry.slice) == len(entry.shape) and all(
+        0 <= start <= stop <= size for (start, stop), size in zip(entry.slice, entry.shape, strict=True)
+    )
+    if entry.dtype not in DTYPES or not inside or entry.offset < 0:
+        return False
+    return entry.length == math.prod(entry.extent) * DTYPES[entry.dtype].itemsize and entry.offset + entry.length <= shard_length

@@ -1,0 +1,304 @@
+"""The state of a run: what ``state.resume()`` brings back and ``state.save()`` keeps.
+
+Both are collective: every rank calls them at the same step, and whatever goes wrong on one rank is decided on by all.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+import trainrun
+from trainrun.checkpoint import read, retention, tensors, write
+from trainrun.checkpoint.layout import (
+    Commit,
+    Damaged,
+    Shard,
+    commit_key,
+    committed_steps,
+    new_attempt,
+    parse_commit,
+    step_directory,
+)
+from trainrun.config import ConfigError, from_mapping, to_mapping
+from trainrun.data.stream import TokenStream
+from trainrun.errors import CheckpointError
+from trainrun.ranks import Ranks, seed_everything, stream_seed
+from trainrun.settings import TrainSettings
+from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
+
+if TYPE_CHECKING:
+    from trainrun.run import Run
+
+MOST_FAILURES = 3
+"""Saves that may fail in a row before the run stops."""
+
+
+class TrainState:
+    """Everything that a restart has to bring back: model, optimizer, position in the data, step and random streams.
+
+    Made by `trainrun.run.Run.state`. Without a checkpoint location nothing is saved, and nothing is found.
+    """
+
+    def __init__(self, run: Run, *, model: nn.Module, optimizer: torch.optim.Optimizer, data: TokenStream | None) -> None:
+        self._run, self._model, self._optimizer, self._data = run, model, optimizer, data
+        self._ranks: Ranks = run.ranks
+        self._settings: TrainSettings = run.settings
+        location = run.settings.checkpoint.location
+        self._store: Store | None = open_store(location).child(run.settings.run) if location else None
+        self._failures = 0
+        self.resumed = False
+        """Whether `resume` was called; the loop needs it before its first step."""
+        self.saved_step = -1
+        """The step of the newest commit that this process knows of."""
+
+    def resume(self) -> int:
+        """Load the newest checkpoint that is whole, on all ranks, whatever number of ranks wrote it.
+
+        A damaged one is told about, loudly, and set aside; then the one before it is taken.
+
+        Returns:
+            The step that the run goes on from; 0 when there is no checkpoint.
+
+        Raises:
+            CheckpointError: there are checkpoints, but none can be read. The run never starts anew by itself.
+            ConfigError: the checkpoint is of another model, optimizer or dataset.
+        """
+        self.resumed = True
+        if self._store is None:
+            self._say("No checkpoint location is set: nothing will be saved.")
+            return 0
+        store = self._store
+        steps: list[int] = self._on_first(lambda: committed_steps(store), f"list the checkpoints at {store.url}")
+        damaged: list[tuple[int, str]] = []
+        for step in reversed(steps):
+            problem = self._load(store, step)
+            if problem is None:
+                self._set_aside(store, damaged, resumed_from=step)
+                self.saved_step = step
+                self._run.event("resumed", damaged=len(damaged))
+                self._say(f"Resumed from step {step} ({store.locate(commit_key(step))}).")
+                return step
+            damaged.append((step, problem))
+            self._say(f"WARNING: the checkpoint of step {step} is damaged: {problem}. Trying the one before it.")
+        if steps:
+            raise CheckpointError(
+                f"None of the {len(steps)} checkpoints at {store.url} (steps {steps[0]} to {steps[-1]}) can be read; the newest: "
+                f"{damaged[0][1]}. Nothing was trained. Repair the store, or start anew under another run name."
+            )
+        self._say(f"No checkpoint at {store.url}: starting at step 0.")
+        return 0
+
+    def save(self, *, now: bool = False) -> bool:
+        """Save if it is time: every ``checkpoint.every_steps``, and at the last step.
+
+        A save that fails on any rank has failed on all: it is told, training goes on, and the next interval tries
+        again. After three failures in a row the run stops.
+
+        Args:
+            now: save whatever the step, and try again at once when it fails.
+
+        Returns:
+            Whether a checkpoint of this step now exists because of this call.
+
+        Raises:
+            CheckpointError: the third failure in a row, with its reason.
+        """
+        step = self._run.completed
+        due = now or step % self._settings.checkpoint.every_steps == 0 or step == self._settings.steps
+        if self._store is None or not due or step == self.saved_step:
+            return False
+        self._run.check_finite()
+        while True:
+            started = time.monotonic()
+            problem, size = self._attempt(self._store, step)
+            if problem is None:
+                self._failures, self.saved_step = 0, step
+                self._run.event("committed", seconds=round(time.monotonic() - started, 3), bytes=size)
+                self._retain(self._store)
+                return True
+            self._failures += 1
+            self._say(f"WARNING: saving step {step} failed ({self._failures} of {MOST_FAILURES} in a row): {problem}")
+            if self._failures >= MOST_FAILURES:
+                raise CheckpointError(f"{MOST_FAILURES} saves in a row failed, the last at step {step}: {problem}")
+            if not now:
+                return False
+
+    # Saving
+
+    def _attempt(self, store: Store, step: int) -> tuple[str | None, int]:
+        """One save: None, or what went wrong on which rank; and the bytes of all shards."""
+        attempt: str = self._ranks.from_first(new_attempt())
+        mine: dict[str, Any]
+        try:
+            shard = write.write_shard(
+                store,
+                self._snapshot(),
+                step=step,
+                attempt=attempt,
+                rank=self._ranks.rank,
+                timeout_seconds=self._settings.checkpoint.timeout_seconds,
+            )
+            mine = {"shard": to_mapping(shard)}
+        except Exception as error:  # whatever it is, the others wait for the answer
+            mine = {"problem": f"rank {self._ranks.rank}: {type(error).__name__}: {error}"}
+        outcomes = self._ranks.gather(mine)
+        problems = [outcome["problem"] for outcome in outcomes if "problem" in outcome]
+        shards = [outcome["shard"] for outcome in outcomes if "shard" in outcome]
+        if not problems:
+            problems = self._ranks.from_first(self._commit(store, step, attempt, shards) if self._ranks.first else [])
+        return "; ".join(problems) or None, sum(shard["length"] for shard in shards)
+
+    def _snapshot(self) -> write.Snapshot:
+        """This rank's part: the tensors it owns, and its random streams."""
+        shared = tensors.model_tensors(self._model)
+        of_optimizer, values = tensors.optimizer_state(self._optimizer, self._model)
+        shared.update(of_optimizer)
+        owner = tensors.owners(shared, self._ranks.size)
+        mine = {name: tensor for name, tensor in shared.items() if owner[name] == self._ranks.rank}
+        streams, stream_values = tensors.random_state(self._ranks.rank, self._ranks.device)
+        return write.take_snapshot({**mine, **streams}, {**(values if self._ranks.first else {}), **stream_values})
+
+    def _commit(self, store: Store, step: int, attempt: str, shards: list[dict[str, Any]]) -> list[str]:
+        commit = Commit(
+            run=self._settings.run,
+            step=step,
+            tokens=self._run.tokens_done,
+            attempt=attempt,
+            time=time.time(),
+            world=self._ranks.size,
+            mesh={"data": self._ranks.size},
+            data=self._data.state() if self._data else {},
+            settings=to_mapping(self._settings),
+            versions={"trainrun": trainrun.__version__, "torch": torch.__version__},
+            shards=tuple(from_mapping(Shard, shard) for shard in shards),
+        )
+        try:
+            if not write.write_commit(store, commit):
+                self._say(f"Step {step} was committed by another attempt first; that one stays.")
+        except StoreError as error:
+            return [f"rank 0: {error}"]
+        return []
+
+    def _retain(self, store: Store) -> None:
+        if not self._ranks.first:
+            return
+        try:
+            retention.keep_newest(
+                store,
+                self._settings.checkpoint.keep,
+                abandoned_after_seconds=2 * self._settings.checkpoint.timeout_seconds,
+            )
+        except (StoreError, Damaged, CheckpointError) as error:
+            self._say(f"WARNING: old checkpoints could not be deleted: {error}")
+
+    # Restoring
+
+    def _load(self, store: Store, step: int) -> str | None:
+        """Load one checkpoint on all ranks: None, or the damage that one of them found."""
+        text: str | None = self._on_first(lambda: _text_or_none(store, step), f"read {store.locate(commit_key(step))}")
+        mine: dict[str, str] = {}
+        try:
+            if text is None:
+                raise Damaged(f"{commit_key(step)} is gone")
+            self._load_commit(store, parse_commit(text, step))
+        except Damaged as error:
+            mine = {"damage": f"rank {self._ranks.rank}: {error}"}
+        except StoreError as error:
+            mine = {"failure": f"rank {self._ranks.rank}: {error}"}
+        outcomes = self._ranks.gather(mine)
+        failures = [outcome["failure"] for outcome in outcomes if "failure" in outcome]
+        if failures:  # not damage: the checkpoint may be whole, and an older one would throw work away
+            raise CheckpointError(f"The checkpoint of step {step} could not be read: {'; '.join(failures)}")
+        return "; ".join(outcome["damage"] for outcome in outcomes if "damage" in outcome) or None
+
+    def _load_commit(self, store: Store, commit: Commit) -> None:
+        targets = tensors.model_tensors(self._model)
+        _require_same_model(targets, commit)
+        if self._data is not None:
+            self._data.load_state(commit.data)
+        read.load_into(targets, store, commit)
+        own_streams = f"rng/{self._ranks.rank}/"
+        same_world = commit.world == self._ranks.size
+        values = {name: value for shard in commit.shards for name, value in shard.values.items()}
+        others = read.read_tensors(
+            store, commit, lambda name: name.startswith("optimizer/") or (same_world and name.startswith(own_streams))
+        )
+        tensors.load_optimizer_state(
+            self._optimizer,
+            self._model,
+            {name: tensor for name, tensor in others.items() if name.startswith("optimizer/")},
+            {name: value for name, value in values.items() if name.startswith("optimizer/")},
+        )
+        if same_world:
+            tensors.load_random_state(self._ranks.rank, self._ranks.device, others, values)
+        else:
+            seed_everything(stream_seed(self._settings.seed, self._ranks.rank, commit.step))
+            self._say(
+                f"The checkpoint was written by {commit.world} ranks, now there are {self._ranks.size}: random streams (dropout) "
+                "do not go on, they are seeded anew. Data order and all else go on."
+            )
+        self._run.completed, self._run.tokens_done = commit.step, commit.tokens
+
+    def _set_aside(self, store: Store, damaged: list[tuple[int, str]], *, resumed_from: int) -> None:
+        """Rename the COMMITs of damaged checkpoints, so that these steps can be committed again when training gets there."""
+
+        def rename() -> None:
+            for step, problem in damaged:
+                evidence = store.get(commit_key(step))
+                store.put(f"{step_directory(step)}/DAMAGED-{new_attempt()}.json", evidence)
+                store.delete([commit_key(step)])
+                self._say(
+                    f"WARNING: step {step} was set aside as damaged ({problem}); training goes on from step {resumed_from}."
+                )
+
+        self._on_first(rename, "set damaged checkpoints aside")
+
+    # Together
+
+    def _on_first(self, act: Callable[[], Any], purpose: str) -> Any:
+        """The JSON-able result of ``act`` on rank 0, on all ranks; when it fails, all ranks raise."""
+        outcome: dict[str, Any] = {}
+        if self._ranks.first:
+            try:
+                outcome = {"result": act()}
+            except StoreError as error:
+                outcome = {"problem": str(error)}
+        outcome = self._ranks.from_first(outcome)
+        if "problem" in outcome:
+            raise CheckpointError(f"Could not {purpose}: {outcome['problem']}")
+        return outcome["result"]
+
+    def _say(self, text: str) -> None:
+        if self._ranks.first:
+            print(text, file=sys.stderr, flush=True)
+
+
+def _text_or_none(store: Store, step: int) -> str | None:
+    try:
+        return store.get(commit_key(step)).decode(errors="replace")
+    except StoreKeyMissing:
+        return None
+
+
+def _require_same_model(targets: tensors.Named, commit: Commit) -> None:
+    """Raise a ConfigError that names what differs between this model and the checkpoint's."""
+    there = {name: pieces[0][1] for name, pieces in commit.pieces().items() if name.startswith("model/")}
+    problems = []
+    if missing := sorted(targets.keys() - there.keys()):
+        problems.append(f"The checkpoint of step {commit.step} lacks what this model has: {', '.join(missing)}.")
+    if unknown := sorted(there.keys() - targets.keys()):
+        problems.append(f"The checkpoint of step {commit.step} has what this model lacks: {', '.join(unknown)}.")
+    for name in sorted(targets.keys() & there.keys()):
+        here = (tuple(targets[name].shape), str(targets[name].dtype).removeprefix("torch."))
+        if here != (there[name].shape, there[name].dtype):
+            problems.append(
+                f"{name} is {there[name].dtype} {list(there[name].shape)} in the checkpoint, {here[1]} {list(here[0])} here."
+            )
+    if problems:
+        raise ConfigError([*problems, "Set the model back, or start another run by another name."])

@@ -1,0 +1,150 @@
+"""From text files to a token dataset, at byte level: token = byte, and one more token that ends each document.
+
+The same files give the same dataset, byte for byte, wherever it is made: documents are known by their path inside
+their source, read in the order of these names, and put into a split by the digest of their name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from trainrun.config import ConfigError
+from trainrun.data.cache import file_digest
+from trainrun.data.dataset import DESCRIPTION, HELD_OUT, TRAIN, Description, Split, open_dataset
+from trainrun.store import Store, StoreKeyMissing, open_store
+
+END_OF_DOCUMENT = 256
+VOCABULARY = 257
+DTYPE: Final = "uint16"
+
+
+@dataclass(frozen=True)
+class Document:
+    """One text file."""
+
+    name: str
+    path: Path
+    size: int
+
+
+def find_documents(sources: Sequence[str], *, pattern: str = "**/*") -> list[Document]:
+    """The files to read: each source is a file, or a directory of which the files that match ``pattern`` are taken.
+
+    Raises:
+        ConfigError: a source that does not exist, or nothing found.
+    """
+    documents = []
+    for number, source in enumerate(sources):
+        top = Path(source)
+        if not top.exists():
+            raise ConfigError([f"{source} does not exist."])
+        paths = [top] if top.is_file() else [p for p in top.glob(pattern) if p.is_file()]
+        for path in paths:
+            name = path.name if top.is_file() else path.relative_to(top).as_posix()
+            documents.append(Document(f"{number}/{name}", path, path.stat().st_size))
+    if not sum(d.size for d in documents):
+        raise ConfigError([f"No text was found in {', '.join(sources)} (pattern {pattern!r})."])
+    return sorted(documents, key=lambda d: d.name)
+
+
+def split_documents(documents: Sequence[Document], held_out: float) -> dict[str, list[Document]]:
+    """Whole files go to the held-out split, drawn by the digest of their names, until it has its share of the bytes.
+
+    Raises:
+        ConfigError: a share that leaves one of the two without a file.
+    """
+    if not 0 <= held_out < 1:
+        raise ConfigError([f"held-out is {held_out}. Allowed: 0 (none) to less than 1."])
+    if held_out == 0:
+        return {TRAIN: list(documents)}
+    wanted = held_out * sum(d.size for d in documents)
+    drawn: set[str] = set()
+    size = 0
+    for document in sorted(documents, key=lambda d: hashlib.sha256(d.name.encode()).digest()):
+        if size >= wanted:
+            break
+        drawn.add(document.name)
+        size += document.size
+    splits = {
+        TRAIN: [d for d in documents if d.name not in drawn],
+        HELD_OUT: [d for d in documents if d.name in drawn],
+    }
+    if not splits[TRAIN]:
+        raise ConfigError(
+            [f"Holding out {held_out:.0%} of {len(documents)} files leaves none to train on. Give more, smaller files."]
+        )
+    return splits
+
+
+def write_dataset(
+    documents: Sequence[Document], url: str, *, held_out: float = 0.05, progress: Callable[[int], None] = lambda size: None
+) -> Description:
+    """Tokenize ``documents`` and write the dataset to ``url``, a directory or ``s3://bucket/prefix``.
+
+    Args:
+        documents: from `find_documents`.
+        url: where. What lies there already must be this very dataset.
+        held_out: share of the bytes kept from training, for evaluation; 0 makes no such split.
+        progress: told the bytes of each document when it is done.
+
+    Raises:
+        ConfigError: another dataset is there, or the files cannot be split.
+    """
+    store = open_store(url)
+    splits: dict[str, Split] = {}
+    with tempfile.TemporaryDirectory(prefix="trainrun-tokens-") as directory:
+        paths = {}
+        for name, members in split_documents(documents, held_out).items():
+            path = Path(directory, name)
+            splits[name] = _write_split(path, name, members, progress)
+            paths[splits[name].file] = path
+        description = Description(tokenizer="bytes", vocabulary=VOCABULARY, dtype=DTYPE, splits=splits).with_fingerprint()
+        _refuse_another(store, url, description)
+        for file, path in paths.items():
+            store.put_file(file, path)
+    store.put(DESCRIPTION, description.to_json().encode())
+    return description
+
+
+def encode(text: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
+    """The tokens of a text, without an end."""
+    return np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
+
+
+def decode(tokens: Iterable[int]) -> str:
+    """The text of tokens; what is not UTF-8 shows as a replacement character, an end of a document as a form feed."""
+    return bytes(0x0C if token == END_OF_DOCUMENT else token for token in tokens).decode(errors="replace")
+
+
+def _write_split(path: Path, name: str, documents: Sequence[Document], progress: Callable[[int], None]) -> Split:
+    end = np.array([END_OF_DOCUMENT], dtype="<u2").tobytes()
+    size = 0
+    with path.open("wb") as file:
+        for document in documents:
+            text = document.path.read_bytes()
+            file.write(encode(text).astype("<u2").tobytes() + end)
+            size += len(text)
+            progress(len(text))
+    digest = file_digest(path)
+    return Split(
+        file=f"{name}-{digest[:16]}.bin", sha256=digest, tokens=size + len(documents), documents=len(documents), bytes=size
+    )
+
+
+def _refuse_another(store: Store, url: str, description: Description) -> None:
+    try:
+        store.get(DESCRIPTION)
+    except StoreKeyMissing:
+        return
+    there = open_dataset(url).description
+    if there != description:
+        raise ConfigError(
+            [f"{url} holds another dataset ({there.fingerprint[:16]}). Name another place, or delete that one first."]
+        )

@@ -1,0 +1,41 @@
+"""Train the bundled GPT on a token dataset::
+
+    python -m trainrun.pretrain [settings.yaml] [--steps=1000] [--model.width=256] ...
+    torchrun --nproc-per-node 8 -m trainrun.pretrain settings.yaml
+
+Settings are the fields of `trainrun.settings.TrainSettings`. On a node of a cluster they come from the RunSpec. To train
+a model of your own, copy this file and change what you need.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import trainrun
+from trainrun.config import ConfigError
+from trainrun.errors import CheckpointError
+from trainrun.models.gpt import GPT
+from trainrun.optimizer import adamw
+from trainrun.store import StoreError
+
+
+def main() -> None:
+    """The loop."""
+    run = trainrun.start()
+    data = run.tokens()
+    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    state = run.state(model=model, optimizer=optimizer, data=data)
+    state.resume()
+    for _ in run.steps():
+        for batch in data.micro_batches():
+            run.backward(model.loss(batch))
+        run.step(optimizer)
+        state.save()
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except (ConfigError, CheckpointError, StoreError, FloatingPointError) as error:
+        sys.exit(f"trainrun.pretrain: {error}")

@@ -1,0 +1,271 @@
+"""A training run: primitives around a loop that stays the user's. `trainrun.pretrain` is such a loop."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from trainrun import stop
+from trainrun.checkpoint.state import TrainState
+from trainrun.config import ConfigError
+from trainrun.data.dataset import TRAIN, open_dataset
+from trainrun.data.stream import TokenStream
+from trainrun.metrics.console import step_line
+from trainrun.metrics.lines import MetricLines
+from trainrun.optimizer import schedule
+from trainrun.prepare import PreparedModel
+from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
+from trainrun.settings import TrainSettings
+from trainrun.settle import settle
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+
+LONGEST_STORAGE_WAIT = 120.0
+"""Seconds by which ranks wait for each other around a checkpoint beyond its own timeout."""
+
+
+def start(path: str | Path | None = None, arguments: Sequence[str] | None = None) -> Run:
+    """Open a run in this process, together with the other ranks that torchrun started, if any.
+
+    Args:
+        path: a YAML or JSON file with fields of `trainrun.settings.TrainSettings`, laid over the defaults. Over it come
+            the node's RunSpec (named by ``$TRAINRUN_SPEC``) and then ``arguments``.
+        arguments: ``--a.b=c`` overrides, after an optional settings file; by default those of the command line.
+
+    Raises:
+        ConfigError: a setting that is unknown or wrong.
+    """
+    settings = settle(path, sys.argv[1:] if arguments is None else arguments)
+    ranks = join(
+        timeout_seconds=settings.first_collective_timeout_seconds,
+        storage_timeout_seconds=settings.checkpoint.timeout_seconds + LONGEST_STORAGE_WAIT,
+    )
+    seed_everything(settings.seed)  # the same everywhere, so that every rank makes the same model
+    state_directory = Path(os.environ["TRAINRUN_STATE"]) if os.environ.get("TRAINRUN_STATE") else None
+    return Run(settings, ranks, state_directory)
+
+
+class Run:
+    """What `start` returns. The order of use is that of the loop in `trainrun.pretrain`.
+
+    Attributes:
+        settings: the resolved settings.
+        ranks: this process among its peers; ``ranks.device`` is where it computes.
+        completed: optimizer steps done, in all restarts together.
+        tokens_done: tokens trained on, in all.
+    """
+
+    def __init__(self, settings: TrainSettings, ranks: Ranks, state_directory: Path | None) -> None:
+        self.settings = settings
+        self.ranks = ranks
+        self.completed = 0
+        self.tokens_done = 0
+        self._stop = stop.StopFlag(ranks, state_directory)
+        self._lines = MetricLines(state_directory / "metrics") if state_directory and ranks.first else None
+        self._data: TokenStream | None = None
+        self._state: TrainState | None = None
+        self._peaks: list[float] = []
+        self._loss = torch.zeros((), device=ranks.device)
+        self._norm = torch.zeros((), device=ranks.device)
+        self._clock = _Clock()
+
+    def prepare(self, model: nn.Module, optimizer: AnyOptimizer) -> tuple[PreparedModel, AnyOptimizer]:
+        """Put the model on the device and make replicas of it on all ranks.
+
+        Args:
+            model: as made on every rank; rank 0's weights are sent to the others.
+            optimizer: over the model's parameters. The learning rate of each of its groups is the peak of the schedule.
+        """
+        model.to(self.ranks.device)
+        self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
+        prepared = PreparedModel(
+            model, settings=self.settings, ranks=self.ranks, last_micro_batch=lambda: self._data is None or self._data.complete
+        )
+        seed_everything(stream_seed(self.settings.seed, self.ranks.rank, 0))  # from here on ranks draw apart (dropout)
+        return prepared, optimizer
+
+    def tokens(self, url: str | None = None, *, sequence_length: int | None = None) -> TokenStream:
+        """The training split of a token dataset as a stream of micro-batches.
+
+        Args:
+            url: a directory or ``s3://bucket/prefix`` that ``trainrun tokens`` wrote; ``settings.data`` by default.
+            sequence_length: tokens per sequence; ``settings.sequence_length`` by default.
+
+        Raises:
+            ConfigError: no such dataset, it is not the same for all ranks, or the batch does not divide among them.
+        """
+        dataset = open_dataset(url or self.settings.data)
+        fingerprints = self.ranks.gather(dataset.description.fingerprint)
+        if len(set(fingerprints)) > 1:
+            raise ConfigError([f"The ranks see different datasets at {dataset.store.url}: {', '.join(fingerprints)}."])
+        self._data = TokenStream(
+            dataset.tokens(TRAIN),
+            vocabulary=dataset.description.vocabulary,
+            fingerprint=dataset.description.fingerprint,
+            batch_tokens=self.settings.batch_tokens,
+            sequence_length=sequence_length or self.settings.sequence_length,
+            micro_batch=self.settings.micro_batch,
+            seed=self.settings.seed,
+            ranks=self.ranks,
+        )
+        return self._data
+
+    def state(
+        self, *, model: PreparedModel | nn.Module, optimizer: torch.optim.Optimizer, data: TokenStream | None = None
+    ) -> TrainState:
+        """What checkpoints hold; call its ``resume()`` before the loop and its ``save()`` at the end of each step."""
+        module = model.module if isinstance(model, PreparedModel) else model
+        self._state = TrainState(self, model=module, optimizer=optimizer, data=data)
+        return self._state
+
+    def steps(self) -> Iterator[int]:
+        """The steps still to do, 1 to ``settings.steps``.
+
+        Ends the process with code 75, after a save, at the step at which all ranks agree that one was asked to stop.
+
+        Raises:
+            RuntimeError: the loop left out ``state.resume()`` or ``run.step(optimizer)``.
+        """
+        if self._state is not None and not self._state.resumed:
+            raise RuntimeError(
+                "Call state.resume() before run.steps(): a run that has checkpoints must not start anew over them."
+            )
+        self.event("started", world=self.ranks.size)
+        self._clock.start()
+        while self.completed < self.settings.steps:
+            before = self.completed
+            yield before + 1
+            if self.completed != before + 1:
+                raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
+            if self._stop.agreed() and self.completed < self.settings.steps:
+                self._end_early()
+        if self._state is not None:
+            self._state.save(now=True)
+        self.event("finished")
+        self._close()
+
+    def backward(self, loss: Tensor) -> None:
+        """Add this micro-batch's gradients.
+
+        Args:
+            loss: the sum over the micro-batch's valid tokens. It is divided by the step's count of valid tokens over all
+                ranks and micro-batches, so that neither their number nor their sizes change the step.
+        """
+        if self._data is None:
+            raise RuntimeError(
+                "Call run.tokens() before run.backward(): the loss is divided by the step's count of valid tokens."
+            )
+        self._loss += loss.detach() / self._data.valid_tokens
+        # DDP takes the mean over the ranks; the sum is wanted.
+        torch.autograd.backward(loss * (self.ranks.size / self._data.valid_tokens))
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip, set the learning rate of this step, update, and move on: data, counters, metrics.
+
+        Raises:
+            RuntimeError: the step's micro-batches were not all used.
+        """
+        if self._data is None or not self._data.complete:
+            raise RuntimeError(
+                "Use all of data.micro_batches() before run.step(optimizer): gradients of this step are incomplete."
+            )
+        self._stop.ask()
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        clip = self.settings.optimizer.clip_norm or math.inf
+        self._norm = nn.utils.clip_grad_norm_(parameters, clip)
+        fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
+        for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
+            group["lr"] = peak * fraction
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        self._data.advance()
+        self.completed += 1
+        self.tokens_done += self._data.valid_tokens
+        self._clock.step()
+        if self._clock.steps == 1:
+            self.ranks.set_timeout(self.settings.collective_timeout_seconds)
+        if self.completed % self.settings.log_every == 0 or self.completed == self.settings.steps:
+            self._log(learning_rate=self._peaks[0] * fraction)
+        self._loss.zero_()
+
+    def check_finite(self) -> None:
+        """Raise when the last gradient was not finite: from then on neither are the parameters.
+
+        Raises:
+            FloatingPointError: on all ranks alike, since they have the same gradient.
+        """
+        norm = float(self._norm)
+        if not math.isfinite(norm):
+            raise FloatingPointError(
+                f"The gradient norm at step {self.completed} is {norm}: training has diverged. Nothing was saved since the last "
+                "checkpoint. Lower optimizer.learning_rate, or lengthen optimizer.warmup_steps, and start again from it."
+            )
+
+    def event(self, name: str, **details: Any) -> None:
+        """Record that something happened at the present step."""
+        if self._lines is not None:
+            self._lines.write({"step": self.completed, "event": name, **details})
+
+    def _log(self, *, learning_rate: float) -> None:
+        self.check_finite()
+        loss = float(self.ranks.sum(self._loss))
+        assert self._data is not None
+        record = {
+            "step": self.completed,
+            "steps": self.settings.steps,
+            "loss": loss,
+            "learning_rate": learning_rate,
+            "gradient_norm": float(self._norm),
+            "tokens": self.tokens_done,
+            "tokens_per_second": self._data.valid_tokens / self._clock.seconds_per_step,
+            "seconds_left": (self.settings.steps - self.completed) * self._clock.seconds_per_step,
+            "world": self.ranks.size,
+            "precision": self.settings.precision,
+        }
+        if self._lines is not None:
+            self._lines.write(record)
+        if self.ranks.first:
+            print(step_line(record), flush=True)
+
+    def _end_early(self) -> None:
+        self.event("stopping")
+        if self._state is not None:
+            self._state.save(now=True)
+        if self.ranks.first:
+            print(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.", file=sys.stderr, flush=True)
+        self._close()
+        raise SystemExit(stop.EXIT_CODE)
+
+    def _close(self) -> None:
+        if self._lines is not None:
+            self._lines.close()
+        atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
+
+
+class _Clock:
+    """Seconds per step, averaged so that the last few steps count most."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.seconds_per_step = 0.0
+        self._last = 0.0
+
+    def start(self) -> None:
+        self._last = time.monotonic()
+
+    def step(self) -> None:
+        now = time.monotonic()
+        seconds, self._last = now - self._last, now
+        # the first step pays for what comes once, so the second starts the average anew
+        weight = 1.0 if self.steps < 2 else 0.2
+        self.seconds_per_step += weight * (seconds - self.seconds_per_step)
+        self.steps += 1

@@ -1,0 +1,74 @@
+"""The settings of a run from their layers: defaults <- a file <- the RunSpec of the node <- ``--a.b=c``."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainrun.config import ConfigError, from_mapping, merge, overrides_to_mapping
+from trainrun.settings import TrainSettings
+from trainrun.spec import RunSpec
+
+
+def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
+    """Lay the layers over one another.
+
+    Args:
+        path: a YAML or JSON file with fields of `TrainSettings`, or None.
+        arguments: ``--a.b=c``; a first argument without dashes is such a file as well.
+
+    Raises:
+        ConfigError: whatever is wrong with any of them, naming the nearest right thing.
+    """
+    files = [path] if path else []
+    arguments = list(arguments)
+    if arguments and not arguments[0].startswith("-"):
+        files.append(arguments.pop(0))
+    layers = [(str(file), read_mapping(Path(file))) for file in files]
+    if os.environ.get("TRAINRUN_SPEC"):
+        layers.append(("the run specification", _of_spec(Path(os.environ["TRAINRUN_SPEC"]))))
+    layers.append(("the command line", overrides_to_mapping(arguments)))
+    mapping: dict[str, Any] = {}
+    for _, layer in layers:
+        mapping = merge(mapping, layer)
+    return from_mapping(TrainSettings, mapping, source=", ".join(name for name, layer in layers if layer) or "the settings")
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A YAML (``.yaml``, ``.yml``) or JSON file that holds one mapping.
+
+    Raises:
+        ConfigError: no such file, not YAML or JSON, or not a mapping.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError([f"Could not read the settings file {path}: {error.strerror}."]) from None
+    try:
+        content = json.loads(text) if path.suffix == ".json" else _read_yaml(text, path)
+    except ValueError as error:
+        raise ConfigError([f"{path} cannot be read: {error}"]) from None
+    if not isinstance(content, dict):
+        raise ConfigError([f"{path} holds {type(content).__name__}. Allowed: a mapping of settings."])
+    return content
+
+
+def _read_yaml(text: str, path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise ConfigError(
+            [f"{path} needs PyYAML, which this Python lacks. Install it (pip install pyyaml) or write JSON."]
+        ) from None
+    try:
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _of_spec(path: Path) -> dict[str, Any]:
+    spec = RunSpec.from_json(path.read_text(encoding="utf-8"))
+    return merge(spec.job.configuration, {"run": spec.run, "checkpoint": {"location": spec.storage.location}})
