@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import aws_cdk as cdk
+
 from stacks.settings import read_settings
 from stacks.training_cluster_stack import TrainingClusterStack
 from stacks.training_data_stack import TrainingDataStack
@@ -12,9 +13,7 @@ app = cdk.App()
 try:
     settings = read_settings(app.node.get_all_context(), default_file=Path(__file__).with_name("cluster.yaml"))
     data = TrainingDataStack(app, "TrainingDataStack")
-    TrainingClusterStack(
-        app, "TrainingClusterStack", settings=settings, checkpoints=data.checkpoints, datasets=data.datasets
-    )
+    TrainingClusterStack(app, "TrainingClusterStack", settings=settings, checkpoints=data.checkpoints, datasets=data.datasets)
 except ValueError as error:
     sys.exit(f"The settings do not make a cluster:\n{error}")
 app.synth()

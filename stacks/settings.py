@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 import yaml
-from trainrun.config import ConfigError, from_mapping, merge, parse_scalar
-from trainrun.spec import ShutdownSpec, TimeoutSpec
 
 from traincluster import Capacity, NodeImage
 from traincluster.instances import instance_type
+from trainrun.config import ConfigError, from_mapping, merge, parse_scalar
+from trainrun.spec import ShutdownSpec, TimeoutSpec
 
 WhenDone = Literal["scale_to_zero", "keep"]
 
@@ -102,7 +102,7 @@ class Settings:
                 yield str(error)
         for name in ("python", "root_device"):
             if self.ami is None and getattr(self, name) is not None:
-                yield f"{name} is {getattr(self, name)!r}, which describes an image of your own, but ami is not set. Set ami, or leave {name} out."
+                yield f"{name} is {getattr(self, name)!r}, but describes the image in ami, which is not set. Set both or neither."
         if "data" in self.training:
             yield "training.data is set. Set data instead, which also lets the nodes read it."
         if self.data is None and self.entry_point == "trainrun.pretrain":
@@ -138,7 +138,7 @@ def _read_file(file: Path) -> dict[str, Any]:
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"The settings file {str(file)!r} cannot be read: {error}. Give another by -c settings=FILE."]) from None
+        raise ConfigError([f"The settings file {str(file)!r} cannot be read: {error}. Name one by -c settings=FILE."]) from None
     try:
         content = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

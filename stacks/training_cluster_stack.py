@@ -7,8 +7,8 @@ from typing import Any
 from aws_cdk import CfnOutput, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_s3 as s3
-from constructs import Construct
 
+from constructs import Construct
 from stacks.settings import Settings
 from traincluster import CheckpointBucket, DatasetBucket, TrainingCluster, TrainingJob, TrainingNetwork
 
@@ -30,9 +30,7 @@ class TrainingClusterStack(Stack):
         datasets: DatasetBucket,
     ) -> None:
         super().__init__(scope, construct_id, description=f"Traincluster: the nodes of the run {settings.run}")
-        self.network = TrainingNetwork(
-            self, "Network", availability_zone=settings.availability_zone, isolated=settings.isolated
-        )
+        self.network = TrainingNetwork(self, "Network", availability_zone=settings.availability_zone, isolated=settings.isolated)
         self.cluster = TrainingCluster(
             self,
             "Cluster",
@@ -80,12 +78,13 @@ class TrainingClusterStack(Stack):
         if settings.data.startswith("s3://"):
             name, _, folder = settings.data.removeprefix("s3://").partition("/")
             bucket = s3.Bucket.from_bucket_name(self, "Data", name)
-        self.cluster.grant_read(bucket, f"{folder.strip('/')}/*" if folder.strip("/") else "*")
+        folder = folder.strip("/")
+        self.cluster.grant_read(bucket, f"{folder}/*" if folder else "*")
 
     def _add_outputs(self) -> None:
         group = self.cluster.auto_scaling_group.ref
         CfnOutput(self, "AutoScalingGroupName", value=group, description="The nodes; scale it to 0 to stop paying for them")
-        CfnOutput(self, "RunLocation", value=self.cluster.run_location, description="Checkpoints, metrics and the result of the run")
+        CfnOutput(self, "RunLocation", value=self.cluster.run_location, description="Checkpoints, metrics and result of the run")
         CfnOutput(self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="Logs of the nodes")
         CfnOutput(
             self,

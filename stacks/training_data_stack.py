@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aws_cdk import CfnOutput, RemovalPolicy, Stack
 from aws_cdk import aws_kms as kms
-from constructs import Construct
 
+from constructs import Construct
 from traincluster import CheckpointBucket, DatasetBucket
 
 
@@ -26,5 +26,5 @@ class TrainingDataStack(Stack):
         )
         self.checkpoints = CheckpointBucket(self, "Checkpoints", encryption_key=key)
         self.datasets = DatasetBucket(self, "Datasets", encryption_key=key)
-        CfnOutput(self, "CheckpointBucketName", value=self.checkpoints.bucket_name, description="Bucket of checkpoints and results")
-        CfnOutput(self, "DatasetBucketName", value=self.datasets.bucket_name, description="Bucket for token datasets")
+        CfnOutput(self, "CheckpointBucketName", value=self.checkpoints.bucket_name, description="Checkpoints and results of runs")
+        CfnOutput(self, "DatasetBucketName", value=self.datasets.bucket_name, description="Token datasets")

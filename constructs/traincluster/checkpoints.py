@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from aws_cdk import Annotations, Duration, RemovalPolicy
+from aws_cdk import Acknowledgment, Annotations, Duration, RemovalPolicy, Validations
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
+
 from constructs import Construct
 
 # S3 does not move objects to STANDARD_IA before they are this old, nor on to GLACIER before they were as long there.
@@ -44,6 +45,15 @@ class _RetainedBucket(s3.Bucket):
                     transitions=transitions or None,
                 ),
             ],
+        )
+        # The bucket stays, so its policy has to stay with it.
+        assert self.policy is not None
+        self.policy.apply_removal_policy(RemovalPolicy.RETAIN)
+        Validations.of(self).acknowledge(
+            Acknowledgment(
+                id="AwsSolutions-S1",
+                reason="Access logs would need one more bucket that nobody empties; CloudTrail's data events audit objects.",
+            )
         )
 
 
@@ -117,9 +127,7 @@ class DatasetBucket(_RetainedBucket):
             encryption_key: key to encrypt with; None means S3's own (SSE-S3).
             noncurrent_days: how long a deleted or overwritten object can still be brought back, in days.
         """
-        super().__init__(
-            scope, construct_id, encryption_key=encryption_key, noncurrent_days=noncurrent_days, transitions=[]
-        )
+        super().__init__(scope, construct_id, encryption_key=encryption_key, noncurrent_days=noncurrent_days, transitions=[])
 
 
 def _transitions(infrequent_access_days: int | None, glacier_days: int | None) -> list[s3.Transition]:
@@ -130,15 +138,11 @@ def _transitions(infrequent_access_days: int | None, glacier_days: int | None) -
                 f"infrequent_access_days is {infrequent_access_days}. Allowed: {_SHORTEST_STAY_DAYS} or more, or None for never."
             )
         transitions.append(
-            s3.Transition(
-                storage_class=s3.StorageClass.INFREQUENT_ACCESS, transition_after=Duration.days(infrequent_access_days)
-            )
+            s3.Transition(storage_class=s3.StorageClass.INFREQUENT_ACCESS, transition_after=Duration.days(infrequent_access_days))
         )
     if glacier_days is not None:
         earliest = (infrequent_access_days + _SHORTEST_STAY_DAYS) if infrequent_access_days is not None else 1
         if glacier_days < earliest:
             raise ValueError(f"glacier_days is {glacier_days}. Allowed here: {earliest} or more, or None for never.")
-        transitions.append(
-            s3.Transition(storage_class=s3.StorageClass.GLACIER, transition_after=Duration.days(glacier_days))
-        )
+        transitions.append(s3.Transition(storage_class=s3.StorageClass.GLACIER, transition_after=Duration.days(glacier_days)))
     return transitions

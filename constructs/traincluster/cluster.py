@@ -8,20 +8,28 @@ from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
-from constructs import Construct
-from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, StorageSpec
 
+from constructs import Construct
 from traincluster.capacity import Capacity
-from traincluster.efa import EfaLayout, NetworkInterface, allow_traffic_among_members, network_interfaces, render_interfaces, use_efa
+from traincluster.efa import (
+    EfaLayout,
+    NetworkInterface,
+    allow_traffic_among_members,
+    network_interfaces,
+    render_interfaces,
+    use_efa,
+)
 from traincluster.image import NodeImage, default_image, image_id, root_volume_size
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
 from traincluster.network import TrainingNetwork
-from traincluster.nodes import NodeTemplate, auto_scaling_group, launch_template, node_role
+from traincluster.nodes import NodeTemplate, auto_scaling_group, launch_template
 from traincluster.payload import pack
+from traincluster.permissions import grant_read, grant_read_write, node_role
 from traincluster.placement import placement_group_name
 from traincluster.user_data import place_user_data
+from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, StorageSpec
 
 
 @jsii.implements(ec2.IConnectable, iam.IGrantable)
@@ -99,7 +107,7 @@ class TrainingCluster(Construct):
         self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
         self.role = node_role(self, "NodeRole", cluster_name=self.node.path)
         self.log_group.grant_write(self.role)
-        checkpoints.grant_read_write(self.role, f"{job.run}/*")
+        grant_read_write(self.role, checkpoints, f"{job.run}/*")
 
         payload = pack(job.source_folder)
         self.run_spec = RunSpec(
@@ -157,11 +165,11 @@ class TrainingCluster(Construct):
 
     def grant_read(self, bucket: s3.IBucket, objects: str = "*") -> iam.Grant:
         """Let the nodes read a bucket, or the objects of it that match a pattern such as "web/*"."""
-        return bucket.grant_read(self.role, objects)
+        return grant_read(self.role, bucket, objects)
 
     def grant_read_write(self, bucket: s3.IBucket, objects: str = "*") -> iam.Grant:
-        """Let the nodes read, write and delete objects of a bucket."""
-        return bucket.grant_read_write(self.role, objects)
+        """Let the nodes read, write and delete objects of a bucket, or those that match a pattern."""
+        return grant_read_write(self.role, bucket, objects)
 
 
 def _check_counts(*, nodes: int, min_nodes: int | None, processes_per_node: int | None) -> None:
@@ -201,7 +209,7 @@ def _accelerator(instance_type: InstanceType) -> Accelerator:
         return "none"
     if accelerator.kind == "other":
         raise ValueError(
-            f"{instance_type.name} has {accelerator.name} accelerators, which trainrun cannot drive. Choose a type with NVIDIA GPUs "
-            "or Trainium, or a CPU type."
+            f"{instance_type.name} has {accelerator.name} accelerators, which trainrun cannot drive. "
+            "Choose a type with NVIDIA GPUs or Trainium, or a CPU type."
         )
     return accelerator.kind

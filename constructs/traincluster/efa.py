@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from aws_cdk import aws_ec2 as ec2
-from constructs import Construct
 
+from constructs import Construct
 from traincluster.instances import InstanceType, efa_sizes
 
 InterfaceKind = Literal["interface", "efa", "efa-only"]

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from aws_cdk import Annotations
 from aws_cdk import aws_ssm as ssm
-from constructs import Construct
 
+from constructs import Construct
 from traincluster.instances import InstanceType
 
 _DLAMI = "/aws/service/deeplearning/ami"
@@ -96,9 +96,7 @@ def image_id(scope: Construct, image: NodeImage, *, instance_type: InstanceType)
             f"AWS does not list {instance_type.name} among the types of its PyTorch deep-learning image, whose driver may be "
             "too old for it. Give another image as ami if a node finds no GPU.",
         )
-    return ssm.StringParameter.value_for_typed_string_parameter_v2(
-        scope, image.ami, ssm.ParameterValueType.AWS_EC2_IMAGE_ID
-    )
+    return ssm.StringParameter.value_for_typed_string_parameter_v2(scope, image.ami, ssm.ParameterValueType.AWS_EC2_IMAGE_ID)
 
 
 def root_volume_size(instance_type: InstanceType, wanted: int | None, *, image: NodeImage | None) -> int:
@@ -119,7 +117,7 @@ def root_volume_size(instance_type: InstanceType, wanted: int | None, *, image: 
     least = LEAST_DLAMI_VOLUME_GIB if image is None else 8
     if wanted < least:
         raise ValueError(
-            f"root_volume_gib is {wanted}. Allowed: {least} or more; AWS's deep-learning images need {LEAST_DLAMI_VOLUME_GIB}, or a "
-            "node runs out of space while it boots."
+            f"root_volume_gib is {wanted}. Allowed: {least} or more. AWS's deep-learning images need "
+            f"{LEAST_DLAMI_VOLUME_GIB}, or a node runs out of space while it boots."
         )
     return wanted

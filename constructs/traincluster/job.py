@@ -83,11 +83,11 @@ class TrainingJob:
             if not is_bundled:
                 yield f"entry_point is {entry!r}, but there is no source that holds it. Set source, or use 'trainrun.pretrain'."
         elif not folder.is_dir():
-            yield f"source is {str(folder)!r}, which is not a folder. Give the folder of the project that holds the entry point."
+            yield f"source is {str(folder)!r}, which is not a folder. Give the folder that holds the entry point."
         elif is_bundled:
             yield f"source is {str(folder)!r}, but entry_point is {entry!r}, which uses nothing of it. Set one of the two only."
         elif not _exists_in(folder, entry):
-            yield f"entry_point is {entry!r}, which is not in the source {str(folder)!r}. Give a script (train.py) or a module there."
+            yield f"entry_point is {entry!r}, which is not in the source {str(folder)!r}. Give a script or a module there."
 
     def _configuration_problems(self) -> Iterator[str]:
         try:

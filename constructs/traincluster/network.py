@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from aws_cdk import Acknowledgment, Validations
 from aws_cdk import aws_ec2 as ec2
+
 from constructs import Construct, IDependable
+
+DEFAULT_CIDR = "10.0.0.0/16"
 
 # What a node talks to besides S3. `monitoring` and `kms` are for metrics and encrypted buckets.
 NODE_ENDPOINTS = ("autoscaling", "ec2", "ec2messages", "kms", "logs", "monitoring", "ssm", "ssmmessages", "sts")
@@ -51,14 +55,15 @@ class TrainingNetwork(Construct):
         self._ready: list[IDependable] = []
         if vpc is not None:
             if isolated or cidr is not None:
-                raise ValueError("isolated and cidr describe a VPC that is to be made, but vpc is given. Leave one or the other out.")
+                raise ValueError("isolated and cidr describe a VPC that is to be made, but vpc is given. Leave them out, or vpc.")
             self.vpc = vpc
             self.subnet = _private_subnet(vpc, availability_zone)
             return
+        cidr = cidr or DEFAULT_CIDR
         made = ec2.Vpc(
             self,
             "Vpc",
-            ip_addresses=ec2.IpAddresses.cidr(cidr or "10.0.0.0/16"),
+            ip_addresses=ec2.IpAddresses.cidr(cidr),
             availability_zones=[availability_zone] if availability_zone else None,
             max_azs=None if availability_zone else 1,
             nat_gateways=0 if isolated else 1,
@@ -68,23 +73,38 @@ class TrainingNetwork(Construct):
         )
         self.vpc = made
         self.subnet = (made.isolated_subnets if isolated else made.private_subnets)[0]
-        self._add_endpoints(made)
         self._ready.append(self.subnet.internet_connectivity_established)
+        self._ready.append(
+            made.add_gateway_endpoint(
+                "S3", service=ec2.GatewayVpcEndpointAwsService.S3, subnets=[ec2.SubnetSelection(subnets=[self.subnet])]
+            )
+        )
+        if isolated:
+            self._add_interface_endpoints(made, cidr)
+        Validations.of(made).acknowledge(
+            Acknowledgment(
+                id="AwsSolutions-VPC7",
+                reason="Nodes talk to each other and to S3: flow logs would be large and tell little. add_flow_log() adds them.",
+            )
+        )
 
     @property
     def ready(self) -> list[IDependable]:
         """What must exist before a node starts: routes and endpoints."""
         return list(self._ready)
 
-    def _add_endpoints(self, vpc: ec2.Vpc) -> None:
-        subnets = ec2.SubnetSelection(subnets=[self.subnet])
-        s3 = vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3, subnets=[subnets])
-        self._ready.append(s3)
-        if not self.is_isolated:
-            return
+    def _add_interface_endpoints(self, vpc: ec2.Vpc, cidr: str) -> None:
+        group = ec2.SecurityGroup(
+            self, "EndpointsSecurityGroup", vpc=vpc, description="AWS API endpoints, for the nodes", allow_all_outbound=False
+        )
+        group.add_ingress_rule(ec2.Peer.ipv4(cidr), ec2.Port.HTTPS, "HTTPS from within the VPC")
         for name in NODE_ENDPOINTS:
             endpoint = vpc.add_interface_endpoint(
-                name.capitalize(), service=ec2.InterfaceVpcEndpointAwsService(name), subnets=subnets
+                name.capitalize(),
+                service=ec2.InterfaceVpcEndpointAwsService(name),
+                subnets=ec2.SubnetSelection(subnets=[self.subnet]),
+                security_groups=[group],
+                open=False,
             )
             self._ready.append(endpoint)
 

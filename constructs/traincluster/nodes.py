@@ -1,19 +1,16 @@
-"""The nodes of a cluster: launch template, Auto Scaling group, and what a node may do."""
+"""The nodes of a cluster: their launch template and their Auto Scaling group."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aws_cdk import CfnAutoScalingRollingUpdate, CfnUpdatePolicy, Fn, Stack
+from aws_cdk import Acknowledgment, CfnAutoScalingRollingUpdate, CfnUpdatePolicy, Fn, Validations
 from aws_cdk import aws_autoscaling as autoscaling
 from aws_cdk import aws_ec2 as ec2
-from aws_cdk import aws_iam as iam
+
 from constructs import Construct
-
 from traincluster.capacity import Capacity
-
-CLUSTER_TAG = "traincluster:cluster"
-"""Tag with the cluster's name on everything that a node is made of. A node's right to scale goes by it."""
+from traincluster.permissions import CLUSTER_TAG
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +51,7 @@ def launch_template(scope: Construct, construct_id: str, node: NodeTemplate) -> 
         placement=placement,
         instance_market_options=node.capacity.market_options(),
         capacity_reservation_specification=node.capacity.reservation_specification(),
-        block_device_mappings=[
-            ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(device_name=node.root_device, ebs=root_volume)
-        ],
+        block_device_mappings=[ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(device_name=node.root_device, ebs=root_volume)],
         # Two hops, since a container on the node is one hop further from the metadata service.
         metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
             http_tokens="required", http_put_response_hop_limit=2, instance_metadata_tags="enabled"
@@ -92,46 +87,16 @@ def auto_scaling_group(
         ),
         health_check_type="EC2",
         tags=[
-            autoscaling.CfnAutoScalingGroup.TagPropertyProperty(
-                key=CLUSTER_TAG, value=cluster_name, propagate_at_launch=False
-            )
+            autoscaling.CfnAutoScalingGroup.TagPropertyProperty(key=CLUSTER_TAG, value=cluster_name, propagate_at_launch=False)
         ],
     )
     group.cfn_options.update_policy = CfnUpdatePolicy(
         auto_scaling_rolling_update=CfnAutoScalingRollingUpdate(min_instances_in_service=0, max_batch_size=nodes)
     )
+    Validations.of(group).acknowledge(
+        Acknowledgment(
+            id="AwsSolutions-AS3",
+            reason="Nodes come and go as the run needs them; what becomes of the run itself is in its events and its result.",
+        )
+    )
     return group
-
-
-def node_role(scope: Construct, construct_id: str, *, cluster_name: str) -> iam.Role:
-    """The role of a node: find its peers, end its own group, be reached by Session Manager."""
-    stack = Stack.of(scope)
-    role = iam.Role(
-        scope,
-        construct_id,
-        assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
-        description=f"Nodes of {cluster_name}",
-        managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name("AmazonSSMManagedInstanceCore")],
-    )
-    role.add_to_policy(
-        iam.PolicyStatement(
-            sid="FindPeers",
-            # These actions know no resources: AWS takes "*" alone for them.
-            actions=[
-                "autoscaling:DescribeAutoScalingGroups",
-                "autoscaling:DescribeAutoScalingInstances",
-                "ec2:DescribeInstances",
-            ],
-            resources=["*"],
-        )
-    )
-    role.add_to_policy(
-        iam.PolicyStatement(
-            sid="ScaleOwnGroup",
-            actions=["autoscaling:SetDesiredCapacity", "autoscaling:UpdateAutoScalingGroup"],
-            # By tag, since the group's own name would make the group and the role that it needs depend on each other.
-            resources=[stack.format_arn(service="autoscaling", resource="autoScalingGroup", resource_name="*")],
-            conditions={"StringEquals": {f"aws:ResourceTag/{CLUSTER_TAG}": cluster_name}},
-        )
-    )
-    return role

@@ -50,7 +50,7 @@ def pack(source: Path | None, *, package: Path | None = None) -> Payload:
     files = [(f"trainrun/{name}", path) for name, path in _files(package, root=package)]
     if source is not None:
         if not source.is_dir():
-            raise ValueError(f"source is {str(source)!r}, which is not a folder. Give the folder of the project that holds the entry point.")
+            raise ValueError(f"source is {str(source)!r}, which is not a folder. Give the folder that holds the entry point.")
         files += [(f"project/{name}", path) for name, path in _files(source, root=source)]
     _check_total(files)
     buffer = io.BytesIO()
@@ -70,7 +70,7 @@ def _files(folder: Path, *, root: Path) -> Iterator[tuple[str, Path]]:
         if path.name.startswith(".") or path.name.endswith(_LEFT_OUT_SUFFIXES):
             continue
         if path.is_symlink() and (path.is_dir() or root.resolve() not in path.resolve().parents):
-            raise ValueError(f"{path} is a link to {path.readlink()}. Only links to files of the source are packed: put a copy in its place.")
+            raise ValueError(f"{path} is a link to {path.readlink()}, and only links to files of the source are packed. Copy it.")
         if path.is_dir():
             if path.name not in _LEFT_OUT_FOLDERS:
                 yield from ((f"{path.name}/{name}", file) for name, file in _files(path, root=root))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from aws_cdk import Annotations
 from aws_cdk import aws_ec2 as ec2
-from constructs import Construct
 
+from constructs import Construct
 from traincluster.capacity import Capacity
 from traincluster.instances import InstanceType
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from aws_cdk import Annotations
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3_assets as s3_assets
-from constructs import Construct
-from trainrun.spec import RunSpec
 
+from constructs import Construct
 from traincluster.payload import Payload
+from traincluster.permissions import grant_read
+from trainrun.spec import RunSpec
 
 LIMIT_BYTES = 16_384
 """EC2's limit (docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html)."""
@@ -34,8 +35,8 @@ _REFERENCE = re.compile(r"\$\{Token\[[^\]]*\]\}")
 # S3 may refuse a new node for some seconds, until its role is known everywhere and its routes carry traffic.
 _S3_FETCH = r"""
 payload_archive() {
-  local attempt
-  for attempt in 1 2 4 8 16 32 0; do
+  local pause
+  for pause in 1 2 4 8 16 32 ""; do
     "$python" - "$payload_bucket" "$payload_key" "$1" <<'PYTHON' && return
 import sys
 import boto3
@@ -47,7 +48,7 @@ try:
 except Exception as error:
     sys.exit(f"traincluster: s3://{bucket}/{key}: {error}")
 PYTHON
-    [ "$attempt" -eq 0 ] || sleep "$attempt"
+    [ -z "$pause" ] || sleep "$pause"
   done
   return 1
 }
@@ -121,13 +122,13 @@ def place_user_data(scope: Construct, spec: RunSpec, payload: Payload, *, reader
         _tell(scope, f"The payload travels inside the user data, which is {size:,} of at most {LIMIT_BYTES:,} bytes long.")
         return inline
     asset = _asset(scope, payload)
-    asset.bucket.grant_read(reader, asset.s3_object_key)
+    grant_read(reader, asset.bucket, asset.s3_object_key)
     document = render(spec, payload, bucket=asset.s3_bucket_name, key=asset.s3_object_key)
     check_size(document)
     _tell(
         scope,
-        f"The payload ({len(payload.archive):,} bytes) is an asset on S3: with it the user data would be {size:,} bytes long, and "
-        f"EC2 takes {LIMIT_BYTES:,}.",
+        f"The payload ({len(payload.archive):,} bytes) is an asset on S3: with it the user data would be {size:,} bytes long, "
+        f"and EC2 takes {LIMIT_BYTES:,}.",
     )
     return document
 

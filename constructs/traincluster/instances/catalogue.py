@@ -127,7 +127,7 @@ def _near(name: str, records: dict[str, Any]) -> str:
 
 
 def _read(name: str, record: dict[str, Any]) -> InstanceType:
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record.items()}
     per_card = record["interfaces_per_card"]
     if isinstance(per_card, dict):
         values["interfaces_per_card"] = (per_card["each"],) * per_card["cards"]
