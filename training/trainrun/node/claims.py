@@ -19,6 +19,7 @@ class Claim:
 
     generation: int
     node: str
+    """Instance id; empty when the host before has resigned, which is for anyone to follow up."""
     address: str
     port: int
     """Where torchrun's store listens."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,7 +20,6 @@ class Launch:
 
     def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], places: Places) -> None:
         self._places = places
-        self._started = time.time()
         self._log_start = places.torchrun_log.stat().st_size if places.torchrun_log.exists() else 0
         with places.torchrun_log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -59,17 +57,17 @@ class Launch:
 
     def rank_exit_codes(self) -> list[int]:
         """Exit codes of the ranks that failed on this node, as torchrun reported them; negative ones are signals."""
-        return [int(code) for code in re.findall(r"exitcode\s*:\s*(-?\d+)", self._said())]
+        return [int(code) for code in re.findall(r"^\s*exitcode\s*:\s*(-?\d+)", self._said(), flags=re.MULTILINE)]
 
     def explanation(self) -> str:
         """The last lines of the rank that failed here, or of torchrun when no rank did."""
         failed = re.search(r"Root Cause.*?local_rank:\s*(\d+)", self._said(), flags=re.DOTALL)
-        logs = [p for p in self._places.rank_logs.glob("*/attempt_*/*/stderr.log") if p.stat().st_mtime >= self._started - 1]
-        if failed:
-            logs = [p for p in logs if p.parent.name == failed.group(1)]
-        newest = sorted(logs, key=lambda path: path.stat().st_mtime)[-1:] if failed else []
-        text = _tail(newest[0]) if newest else ""
-        return _last_lines(text.strip() or self._said())
+        if not failed:
+            return _last_lines(_without_frames(self._said()))
+        logs = self._places.rank_logs.glob(f"*/attempt_*/{failed.group(1)}/stderr.log")
+        newest = max(logs, key=lambda path: path.stat().st_mtime, default=None)
+        text = _tail(newest).strip() if newest else ""
+        return _last_lines(text) or "No error output. (A negative code is a signal; the kernel sends -9 when memory runs out.)"
 
     def _said(self) -> str:
         """What torchrun said since this launch."""
@@ -80,6 +78,11 @@ def _tail(path: Path, *, start: int = 0) -> str:
     with path.open("rb") as file:
         file.seek(max(start, path.stat().st_size - TAIL_BYTES))
         return file.read().decode(errors="replace")
+
+
+def _without_frames(text: str) -> str:
+    """The text less the stack frames of Python and C++: torchrun's own are of no use to its users."""
+    return "\n".join(line for line in text.splitlines() if not line.startswith((" ", "frame #", "<omitting")))
 
 
 def _last_lines(text: str) -> str:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -119,11 +120,21 @@ class Meet:
         """
         newest = self._claims.newest()
         if newest is not None and newest.generation > meeting.claim.generation:
-            return f"{newest.node} has taken over the rendezvous from {meeting.claim.node}."
+            return f"{newest.node or 'Nobody yet'} has taken over the rendezvous from {meeting.claim.node}."
         view = self._group.look()
         if view is not None and self._is_usable(meeting.claim, view, silence) == "no":
             return f"The rendezvous host {meeting.claim.node} is gone."
         return ""
+
+    def resign(self) -> None:
+        """Give the rendezvous up if this node hosts it, so that the others need not wait for it to be missed.
+
+        Raises:
+            StoreError: the store did not answer; the others will miss this node.
+        """
+        newest = self._claims.newest()
+        if newest is not None and newest.node == self._identity.node:
+            self._claims.take(Claim(generation=newest.generation + 1, node="", address="", port=0, beacon=0))
 
     def _try(self, silence: Silence) -> Meeting | str:
         """One attempt: the meeting, or what is waited for."""
@@ -143,17 +154,18 @@ class Meet:
             )
         claim = self._claims.newest()
         usable = self._is_usable(claim, view, silence) if claim else "no"
-        if claim is not None and usable == "yes":
-            return Meeting(claim=claim, in_service=len(present), expected=max(view.desired, len(present)))
         if claim is not None and usable == "unknown":
             return (
                 f"The rendezvous host {claim.node} does not answer on {claim.address}:{claim.beacon}. "
                 "If it is alive, does the security group allow all traffic between its own members, in and out?"
             )
-        self._claims.take(self._own_claim(claim.generation + 1 if claim else 1))
-        return "The claims are read again."  # whoever was faster, the newest claim now tells
+        if claim is None or usable == "no":
+            claim = self._own_claim(claim.generation + 1 if claim else 1)
+            if not self._claims.take(claim):
+                return "Another node was faster to claim the rendezvous; its claim is read next."
+        return Meeting(claim=claim, in_service=len(present), expected=max(view.desired, len(present)))
 
-    def _is_usable(self, claim: Claim, view: View, silence: Silence) -> str:
+    def _is_usable(self, claim: Claim, view: View, silence: Silence) -> Literal["yes", "no", "unknown"]:
         """Whether the claim's host is alive: "yes", "no", or "unknown" while it has not been silent for long."""
         if claim.node == self._identity.node:
             return "yes" if claim == self._own_claim(claim.generation) else "no"  # an agent before this one claimed it

@@ -1,0 +1,342 @@
+"""Helpers of the node agent's tests: a metadata service of our own, an Auto Scaling group in moto, nodes as processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+
+from trainrun.node.processes import descendants
+from trainrun.spec import ClusterSpec, JobSpec, MonitoringSpec, RunSpec, StorageSpec, TimeoutSpec
+
+TRAINRUN = Path(__file__).resolve().parents[3] / "training" / "trainrun"
+BUCKET = "runs"
+
+
+class FakeMetadata:
+    """An IMDSv2 on 127.0.0.1 for one node. ``faults`` are served first: a status, or "silence"."""
+
+    def __init__(self, items: dict[str, str]) -> None:
+        self.items = items
+        self.faults: list[int | str] = []
+        self.tokens: set[str] = set()
+        self.requests: list[tuple[str, str]] = []
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self) -> None:
+                fake.requests.append(("PUT", self.path))
+                if self.path != "/latest/api/token" or not self.headers.get("X-aws-ec2-metadata-token-ttl-seconds"):
+                    self.answer(400)
+                    return
+                token = f"token-{len(fake.requests)}"
+                fake.tokens.add(token)
+                self.answer(200, token)
+
+            def do_GET(self) -> None:
+                fake.requests.append(("GET", self.path))
+                fault = fake.faults.pop(0) if fake.faults else None
+                if fault == "silence":
+                    time.sleep(0.6)
+                    self.close_connection = True
+                elif isinstance(fault, int):
+                    self.answer(fault)
+                elif self.headers.get("X-aws-ec2-metadata-token") not in fake.tokens:
+                    self.answer(401)
+                else:
+                    item = fake.items.get(self.path.removeprefix("/latest/meta-data/"))
+                    self.answer(404) if item is None else self.answer(200, item)
+
+            def answer(self, status: int, text: str = "") -> None:
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def fake_metadata() -> Iterator[Callable[..., FakeMetadata]]:
+    """Makes metadata services, which end with the test."""
+    made: list[FakeMetadata] = []
+
+    def make(**items: str) -> FakeMetadata:
+        made.append(FakeMetadata({name.replace("__", "/").replace("_", "-"): text for name, text in items.items()}))
+        return made[-1]
+
+    yield make
+    for fake in made:
+        fake.close()
+
+
+@pytest.fixture
+def aws(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """boto3 clients of an empty emulated AWS with one bucket; the environment names it."""
+    urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/moto-api/reset", method="POST"), timeout=10).close()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
+
+    def client(service: str) -> Any:
+        return boto3.session.Session().client(service, region_name="us-east-1")
+
+    client("s3").create_bucket(Bucket=BUCKET)
+    return client
+
+
+@dataclass
+class EmulatedGroup:
+    """A real Auto Scaling group in moto."""
+
+    client: Callable[[str], Any]
+    name: str = "nodes"
+
+    def create(self, *, desired: int, largest: int = 4) -> None:
+        template = {"ImageId": "ami-12c6146b", "InstanceType": "c7i.large"}
+        self.client("ec2").create_launch_template(LaunchTemplateName="nodes", LaunchTemplateData=template)
+        self.client("autoscaling").create_auto_scaling_group(
+            AutoScalingGroupName=self.name,
+            LaunchTemplate={"LaunchTemplateName": "nodes", "Version": "$Latest"},
+            AvailabilityZones=["us-east-1a"],
+            MinSize=1,
+            MaxSize=largest,
+            DesiredCapacity=desired,
+        )
+
+    def describe(self) -> dict[str, Any]:
+        answer = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])
+        return answer["AutoScalingGroups"][0]
+
+    def instances(self) -> list[str]:
+        return [i["InstanceId"] for i in self.describe()["Instances"]]
+
+    def lose(self, instance: str) -> str:
+        """End an instance as the fleet does for a dead node; the group replaces it. Returns the replacement's id."""
+        before = set(self.instances())
+        self.client("ec2").terminate_instances(InstanceIds=[instance])
+        (replacement,) = set(self.instances()) - before
+        return replacement
+
+
+@pytest.fixture
+def group(aws: Callable[[str], Any]) -> EmulatedGroup:
+    return EmulatedGroup(aws)
+
+
+JOB = '''
+"""Count steps together until there is a file named enough; stop, saved, when any rank is asked to."""
+import json, os, pathlib, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+
+shared = pathlib.Path(sys.argv[1])
+state = pathlib.Path(os.environ["TRAINRUN_STATE"])
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(True))
+dist.init_process_group("gloo", timeout=timedelta(seconds=20))
+rank, world = dist.get_rank(), dist.get_world_size()
+saved = shared / "saved"
+step = int(saved.read_text()) if saved.exists() else 0
+metrics = state / "metrics" / f"{int(time.time() * 1000)}-00001.jsonl"
+done = False
+while not done:
+    flags = torch.tensor([float(bool(asked) or (state / "stop").exists()), float((shared / "enough").exists())])
+    dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+    stop, done = map(bool, flags.tolist())
+    step += 1
+    if rank == 0:
+        (shared / "saved.new").write_text(str(step))
+        (shared / "saved.new").rename(saved)
+        with metrics.open("a") as file:
+            print(json.dumps({"step": step, "steps": 1000, "world": world, "time": time.time()}), file=file)
+    with (shared / f"trace-{os.getpid()}").open("a") as file:
+        print(json.dumps({"step": step, "world": world, "time": time.time()}), file=file)
+    if stop and not done:
+        sys.exit(75)
+    time.sleep(0.05)
+dist.destroy_process_group()
+'''
+
+
+@dataclass
+class LocalNode:
+    """A node as a plain process tree: the agent under our supervisor, with its own root and metadata service."""
+
+    instance: str
+    root: Path
+    metadata: FakeMetadata
+    process: subprocess.Popen[bytes]
+
+    def events(self) -> list[dict[str, Any]]:
+        path = self.root / "var/lib/traincluster/events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def kill(self) -> None:
+        """SIGKILL of the whole tree at once, as when an instance is lost."""
+        tree = [self.process.pid, *descendants(self.process.pid)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):  # stopped first, so that none sees another die
+            for pid in tree:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        self.process.wait(timeout=10)
+
+    def log(self) -> str:
+        logs = self.root / "var/log/traincluster"
+        return "\n".join(f"== {p}\n{p.read_text(errors='replace')[-6000:]}" for p in sorted(logs.glob("*.log")))
+
+
+@dataclass
+class LocalCluster:
+    """Nodes on loopback addresses, one per instance of the emulated group."""
+
+    directory: Path
+    endpoint: str
+    port: int
+    make_metadata: Callable[..., FakeMetadata]
+    nodes: dict[str, LocalNode] = field(default_factory=dict)
+
+    @property
+    def shared(self) -> Path:
+        return self.directory / "shared"
+
+    def spec(self) -> RunSpec:
+        return RunSpec(
+            run="demo",
+            region="us-east-1",
+            cluster=ClusterSpec(name="test", instance_type="c7i.large", nodes_min=1, nodes_desired=2, nodes_max=2),
+            job=JobSpec(
+                entry_point="train.py",
+                arguments=(str(self.shared),),
+                python=sys.executable,
+                environment={"OMP_NUM_THREADS": "1"},
+            ),
+            storage=StorageSpec(location=f"s3://{BUCKET}/prefix"),
+            timeouts=TimeoutSpec(meet=60, rendezvous=60, peer_lost=5, stop_grace=15),
+            monitoring=MonitoringSpec(publish_seconds=1.0),
+        )
+
+    def boot(self, instance: str) -> LocalNode:
+        """Do what cloud-init and the bootstrap do, then start the agent."""
+        root = self.directory / instance
+        for folder in ("etc/traincluster", "var/lib/traincluster", "opt/traincluster/payload/project"):
+            (root / folder).mkdir(parents=True)
+        (root / "etc/traincluster/run.json").write_text(self.spec().to_json())
+        (root / "opt/traincluster/payload/trainrun").symlink_to(TRAINRUN)
+        (root / "opt/traincluster/payload/project/train.py").write_text(JOB)
+        metadata = self.make_metadata(instance_id=instance, local_ipv4=f"127.0.0.{len(self.nodes) + 2}")
+        environment = {
+            **os.environ,
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
+            "TRAINCLUSTER_ROOT": str(root),
+            "TRAINRUN_RENDEZVOUS_PORT": str(self.port),
+            "PYTHONPATH": str(root / "opt/traincluster/payload"),
+        }
+        del environment["AWS_EC2_METADATA_DISABLED"]  # on a node the service is there: its own, on 127.0.0.1
+        process = subprocess.Popen(
+            [sys.executable, "-m", "trainrun.node", "supervise"], env=environment, stderr=subprocess.DEVNULL
+        )
+        self.nodes[instance] = LocalNode(instance, root, metadata, process)
+        return self.nodes[instance]
+
+    def trace(self) -> list[dict[str, Any]]:
+        """What all ranks did, in order of time."""
+        lines = [line for path in self.shared.glob("trace-*") for line in path.read_text().splitlines(keepends=True)]
+        return sorted((json.loads(line) for line in lines if line.endswith("\n")), key=lambda entry: entry["time"])
+
+    def wait(self, what: str, condition: Callable[[], bool], *, seconds: float) -> None:
+        """Wait for a condition.
+
+        Raises:
+            AssertionError: not met in time; with the nodes' logs.
+        """
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(node.log() for node in self.nodes.values())
+                raise AssertionError(f"{what}: not within {seconds:g} s.\n{logs}")
+            time.sleep(0.1)
+
+    def wait_for_world(self, world: int, *, since: float = 0.0, seconds: float = 40.0) -> float:
+        """Wait until that many ranks train together; the time of their first step since."""
+
+        def first() -> float | None:
+            return next((e["time"] for e in self.trace() if e["world"] == world and e["time"] > since), None)
+
+        self.wait(f"{world} ranks train together", lambda: first() is not None, seconds=seconds)
+        found = first()
+        assert found is not None
+        return found
+
+    def objects(self, prefix: str) -> dict[str, bytes]:
+        """The run's objects under a prefix."""
+        client = boto3.session.Session().client("s3")
+        top = "prefix/demo/"
+        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=top + prefix).get("Contents", [])
+        keys = [entry["Key"] for entry in listed]
+        return {key.removeprefix(top): client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+
+    def host(self) -> str:
+        """The instance that hosts the rendezvous."""
+        claims = self.objects("rendezvous/")
+        found: str = json.loads(claims[max(claims)])["node"]
+        return found
+
+    def end(self) -> None:
+        for node in self.nodes.values():
+            if node.process.poll() is None:
+                node.kill()
+
+
+@pytest.fixture
+def cluster(
+    tmp_path: Path,
+    group: EmulatedGroup,
+    s3_endpoint: str,
+    fake_metadata: Callable[..., FakeMetadata],
+    free_port: int,
+) -> Iterator[LocalCluster]:
+    """A group of two with both nodes booted; they train until there is a file named enough."""
+    group.create(desired=2)
+    cluster = LocalCluster(tmp_path, s3_endpoint, free_port, fake_metadata)
+    cluster.shared.mkdir()
+    try:
+        for instance in group.instances():
+            cluster.boot(instance)
+        yield cluster
+    finally:
+        cluster.end()
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
