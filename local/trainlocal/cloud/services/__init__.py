@@ -1,0 +1,12 @@
+"""What moto's services lack and a training cluster needs: one module a subject, each with ``install()``.
+
+They amend moto in this process only. ``install_all`` is called once, before the first request.
+"""
+
+from trainlocal.cloud.services import bucket_policies, images, launches, placement_groups, scaling
+
+
+def install_all() -> None:
+    """Amends moto in this process; calling it again changes nothing."""
+    for module in (bucket_policies, images, launches, placement_groups, scaling):
+        module.install()
