@@ -9,6 +9,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+
 from trainrun import s3, store
 from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
 
@@ -99,7 +100,7 @@ def test_ckpt_13_a_server_that_never_answers_is_given_up_and_named(monkeypatch: 
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.getsockname()[1]}")
         silent = open_store("s3://bucket/run", read_timeout_seconds=0.3, attempts=2)
         started = time.monotonic()
-        with pytest.raises(StoreError, match="s3://bucket/run/rank-00001.bin"):
+        with pytest.raises(StoreError, match=r"s3://bucket/run/rank-00001\.bin"):
             silent.put("rank-00001.bin", b"x" * 100)
         assert time.monotonic() - started < 10
         assert len(accepted) == 2

@@ -63,10 +63,8 @@ def bits_per_byte(gpt: GPT, tokens: Tokens, *, text_bytes: int, progress: Callab
     nats = 0.0
     with torch.no_grad():
         for first in range(0, len(windows), WINDOWS_PER_BATCH):
-            inputs, targets = (
-                torch.from_numpy(np.stack(part)) for part in zip(*windows[first : first + WINDOWS_PER_BATCH], strict=True)
-            )
-            nats += float(gpt.loss(Batch(inputs, targets)))
+            inputs, targets = zip(*windows[first : first + WINDOWS_PER_BATCH], strict=True)
+            nats += float(gpt.loss(Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets)))))
             progress(min(1.0, (first + WINDOWS_PER_BATCH) / len(windows)))
     return nats / math.log(2) / text_bytes
 
@@ -79,9 +77,8 @@ def count_models(train: Tokens, held_out: Tokens, *, vocabulary: int, text_bytes
     """
     counts = np.bincount(train, minlength=vocabulary) + 1.0
     unigram = counts / counts.sum()
-    pairs = np.bincount(train[:-1].astype(np.int64) * vocabulary + train[1:], minlength=vocabulary**2).reshape(
-        vocabulary, vocabulary
-    )
+    pairs = np.bincount(train[:-1].astype(np.int64) * vocabulary + train[1:], minlength=vocabulary**2)
+    pairs = pairs.reshape(vocabulary, vocabulary)
     kinds = (pairs > 0).sum(axis=1, keepdims=True)
     kinds[kinds == 0] = 1  # never seen: nothing but the unigram
     bigram = (pairs + kinds * unigram) / (pairs.sum(axis=1, keepdims=True) + kinds)

@@ -29,7 +29,7 @@ class PreparedModel:
         self._last_micro_batch = last_micro_batch
         self._replicas: DistributedDataParallel | None = None
         if ranks.size > 1:
-            self._replicas = DistributedDataParallel(_Methods(model), broadcast_buffers=False, gradient_as_bucket_view=True)
+            self._replicas = DistributedDataParallel(_Methods(model), forward_sync_buffers=False, gradient_as_bucket_view=True)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""

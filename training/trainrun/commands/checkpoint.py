@@ -52,4 +52,5 @@ def _line(row: dict[str, Any]) -> str:
         return f"step {row['step']:>9}  DAMAGED: {row['damage']}"
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time"]))
     judgement = f"  DAMAGED: {row['damage']}" if "damage" in row else "  verified" if "verified" in row else ""
-    return f"step {row['step']:>9}  {when} UTC  {row['tokens']:>15,} tokens  {row['bytes']:>15,} bytes  {row['world']} ranks{judgement}"
+    size = f"{row['tokens']:>15,} tokens  {row['bytes']:>15,} bytes"
+    return f"step {row['step']:>9}  {when} UTC  {size}  {row['world']} ranks{judgement}"

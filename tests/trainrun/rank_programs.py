@@ -1,0 +1,178 @@
+"""What the tests run as ranks, each in a process of its own. Imported by name, so that processes can find it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import trainrun
+from trainrun.checkpoint import read, state
+from trainrun.checkpoint.layout import Damaged
+from trainrun.config import ConfigError
+from trainrun.data.batch import Batch
+from trainrun.errors import CheckpointError
+from trainrun.models.gpt import GPT
+from trainrun.optimizer import adamw
+from trainrun.s3 import S3Store
+from trainrun.store import DirectoryStore, open_store
+
+
+class DroppedGPT(GPT):
+    """The bundled GPT with dropout before its output, so that random streams matter."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        logits = F.dropout(self(batch.inputs).float(), 0.2, training=self.training)
+        return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
+
+
+def train(
+    out: Path,
+    *,
+    arguments: list[str],
+    dropout: bool = False,
+    kill_at: int | None = None,
+    kill_after_put: int | None = None,
+    terminate: tuple[int, int] | None = None,
+    faults: tuple[str, ...] = (),
+) -> dict[str, Any]:
+    """The bundled loop, with faults.
+
+    Args:
+        out: folder of this rank, for parameters.
+        kill_at: SIGKILL this process in the middle of that step.
+        kill_after_put: SIGKILL this process after so many objects were written.
+        terminate: (rank, step): SIGTERM to that rank in the middle of that step.
+        faults: names of functions below that break something.
+    """
+    run = trainrun.start(arguments=arguments)
+    for fault in faults:
+        FAULTS[fault](run.ranks.rank)
+    if kill_after_put is not None:
+        _kill_after_put(kill_after_put)
+    data = run.tokens()
+    kind = DroppedGPT if dropout else GPT
+    gpt = kind(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    train_state = run.state(model=model, optimizer=optimizer, data=data)
+    resumed = train_state.resume()
+    restored = digest(gpt, optimizer)
+    seen, rates, saved = [], [], {}
+    for step in run.steps():
+        if step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if terminate == (run.ranks.rank, step):
+            os.kill(os.getpid(), signal.SIGTERM)
+        for batch in data.micro_batches():
+            seen.append((step, batch.inputs.tolist()))
+            run.backward(model.loss(batch))
+        run.step(optimizer)
+        rates.append(optimizer.param_groups[0]["lr"])
+        if train_state.save():
+            saved[str(step)] = digest(gpt, optimizer)
+    np.savez(out / "parameters.npz", **{name: p.detach().numpy() for name, p in gpt.named_parameters()})
+    return {
+        "resumed": resumed,
+        "restored": restored,
+        "saved": saved,
+        "final": digest(gpt, optimizer),
+        "seen": seen,
+        "rates": rates,
+        "tokens": run.tokens_done,
+    }
+
+
+def collect(out: Path, *, value: Any) -> dict[str, Any]:
+    """What ranks tell each other."""
+    run = trainrun.start(arguments=[])
+    mine = {"rank": run.ranks.rank, "value": value * (run.ranks.rank + 1)}
+    return {"gathered": run.ranks.gather(mine), "from_first": run.ranks.from_first(mine if run.ranks.first else None)}
+
+
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """A digest of all parameters and of the optimizer's state of each."""
+    sha = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        sha.update(name.encode() + parameter.detach().numpy().tobytes())
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            sha.update(key.encode() + value.numpy().tobytes())
+    return sha.hexdigest()
+
+
+def _kill_after_put(count: int) -> None:
+    left = [count]
+
+    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            result = method(*args, **kwargs)
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return call
+
+    for store in (S3Store, DirectoryStore):
+        for method in ("put", "put_new"):
+            setattr(store, method, counted(getattr(store, method)))
+
+
+def _fault_rank_1_sees_no_checkpoint(rank: int) -> None:
+    if rank == 1:
+        state.committed_steps = lambda store: []
+
+
+def _fault_rank_1_reads_damage_at_step_4(rank: int) -> None:
+    original = read.load_into
+
+    def load_into(targets: Any, store: Any, commit: Any) -> None:
+        if commit.step == 4:
+            raise Damaged("rank 1 read something else")
+        original(targets, store, commit)
+
+    if rank == 1:
+        read.load_into = load_into
+
+
+def _fault_two_attempts_a_request(rank: int) -> None:
+    state.open_store = functools.partial(open_store, attempts=2)
+
+
+FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().items()) if name.startswith("_fault_")}
+
+PROGRAMS = {"train": train, "collect": collect}
+
+
+def enter(program: str, out: Path, environment: dict[str, str], keywords: dict[str, Any]) -> None:
+    """Run one program as a rank: output to ``out/log``, result to ``out/result.json``."""
+    os.environ.update(environment)
+    log = os.open(out / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    torch.set_num_threads(1)
+    code = 1
+    try:
+        (out / "result.json").write_text(json.dumps(PROGRAMS[program](out, **keywords)))
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except (ConfigError, CheckpointError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the process was forked from a server, whose exit handlers are not its own
