@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 
 from trainrun.node.processes import descendants
 from trainrun.spec import ClusterSpec, JobSpec, MonitoringSpec, RunSpec, StorageSpec, TimeoutSpec
 
 TRAINRUN = Path(__file__).resolve().parents[3] / "training" / "trainrun"
-BUCKET = "runs"
 
 
 class FakeMetadata:
@@ -95,32 +95,49 @@ def fake_metadata() -> Iterator[Callable[..., FakeMetadata]]:
         fake.close()
 
 
+@pytest.fixture(scope="session")
+def moto_endpoint() -> Iterator[str]:
+    """An emulated AWS on a free port."""
+    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@dataclass
+class Account:
+    """The emulated account, with a bucket of the test's own. (All moto servers of a process share one account.)"""
+
+    endpoint: str
+    bucket: str
+
+    def client(self, service: str) -> Any:
+        return boto3.session.Session().client(service, endpoint_url=self.endpoint, region_name="us-east-1")
+
+
 @pytest.fixture
-def aws(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """boto3 clients of an empty emulated AWS with one bucket; the environment names it."""
-    urllib.request.urlopen(urllib.request.Request(f"{s3_endpoint}/moto-api/reset", method="POST"), timeout=10).close()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
-
-    def client(service: str) -> Any:
-        return boto3.session.Session().client(service, region_name="us-east-1")
-
-    client("s3").create_bucket(Bucket=BUCKET)
-    return client
+def aws(moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Account:
+    """The emulated account; the environment leads to it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", moto_endpoint)
+    account = Account(moto_endpoint, f"runs-{uuid.uuid4().hex[:12]}")
+    account.client("s3").create_bucket(Bucket=account.bucket)
+    return account
 
 
 @dataclass
 class EmulatedGroup:
     """A real Auto Scaling group in moto."""
 
-    client: Callable[[str], Any]
-    name: str = "nodes"
+    aws: Account
+    name: str
 
     def create(self, *, desired: int, largest: int = 4) -> None:
         template = {"ImageId": "ami-12c6146b", "InstanceType": "c7i.large"}
-        self.client("ec2").create_launch_template(LaunchTemplateName="nodes", LaunchTemplateData=template)
-        self.client("autoscaling").create_auto_scaling_group(
+        self.aws.client("ec2").create_launch_template(LaunchTemplateName=self.name, LaunchTemplateData=template)
+        self.aws.client("autoscaling").create_auto_scaling_group(
             AutoScalingGroupName=self.name,
-            LaunchTemplate={"LaunchTemplateName": "nodes", "Version": "$Latest"},
+            LaunchTemplate={"LaunchTemplateName": self.name, "Version": "$Latest"},
             AvailabilityZones=["us-east-1a"],
             MinSize=1,
             MaxSize=largest,
@@ -128,7 +145,7 @@ class EmulatedGroup:
         )
 
     def describe(self) -> dict[str, Any]:
-        answer = self.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])
+        answer = self.aws.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[self.name])
         return answer["AutoScalingGroups"][0]
 
     def instances(self) -> list[str]:
@@ -137,14 +154,14 @@ class EmulatedGroup:
     def lose(self, instance: str) -> str:
         """End an instance as the fleet does for a dead node; the group replaces it. Returns the replacement's id."""
         before = set(self.instances())
-        self.client("ec2").terminate_instances(InstanceIds=[instance])
+        self.aws.client("ec2").terminate_instances(InstanceIds=[instance])
         (replacement,) = set(self.instances()) - before
         return replacement
 
 
 @pytest.fixture
-def group(aws: Callable[[str], Any]) -> EmulatedGroup:
-    return EmulatedGroup(aws)
+def group(aws: Account) -> EmulatedGroup:
+    return EmulatedGroup(aws, f"nodes-{uuid.uuid4().hex[:12]}")
 
 
 JOB = '''
@@ -215,7 +232,7 @@ class LocalCluster:
     """Nodes on loopback addresses, one per instance of the emulated group."""
 
     directory: Path
-    endpoint: str
+    aws: Account
     port: int
     make_metadata: Callable[..., FakeMetadata]
     nodes: dict[str, LocalNode] = field(default_factory=dict)
@@ -235,7 +252,7 @@ class LocalCluster:
                 python=sys.executable,
                 environment={"OMP_NUM_THREADS": "1"},
             ),
-            storage=StorageSpec(location=f"s3://{BUCKET}/prefix"),
+            storage=StorageSpec(location=f"s3://{self.aws.bucket}/prefix"),
             timeouts=TimeoutSpec(meet=60, rendezvous=60, peer_lost=5, stop_grace=15),
             monitoring=MonitoringSpec(publish_seconds=1.0),
         )
@@ -251,7 +268,7 @@ class LocalCluster:
         metadata = self.make_metadata(instance_id=instance, local_ipv4=f"127.0.0.{len(self.nodes) + 2}")
         environment = {
             **os.environ,
-            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ENDPOINT_URL": self.aws.endpoint,
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
             "TRAINCLUSTER_ROOT": str(root),
             "TRAINRUN_RENDEZVOUS_PORT": str(self.port),
@@ -295,11 +312,11 @@ class LocalCluster:
 
     def objects(self, prefix: str) -> dict[str, bytes]:
         """The run's objects under a prefix."""
-        client = boto3.session.Session().client("s3")
+        client, bucket = self.aws.client("s3"), self.aws.bucket
         top = "prefix/demo/"
-        listed = client.list_objects_v2(Bucket=BUCKET, Prefix=top + prefix).get("Contents", [])
+        listed = client.list_objects_v2(Bucket=bucket, Prefix=top + prefix).get("Contents", [])
         keys = [entry["Key"] for entry in listed]
-        return {key.removeprefix(top): client.get_object(Bucket=BUCKET, Key=key)["Body"].read() for key in keys}
+        return {key.removeprefix(top): client.get_object(Bucket=bucket, Key=key)["Body"].read() for key in keys}
 
     def host(self) -> str:
         """The instance that hosts the rendezvous."""
@@ -317,13 +334,13 @@ class LocalCluster:
 def cluster(
     tmp_path: Path,
     group: EmulatedGroup,
-    s3_endpoint: str,
+    aws: Account,
     fake_metadata: Callable[..., FakeMetadata],
     free_port: int,
 ) -> Iterator[LocalCluster]:
     """A group of two with both nodes booted; they train until there is a file named enough."""
     group.create(desired=2)
-    cluster = LocalCluster(tmp_path, s3_endpoint, free_port, fake_metadata)
+    cluster = LocalCluster(tmp_path, aws, free_port, fake_metadata)
     cluster.shared.mkdir()
     try:
         for instance in group.instances():

@@ -88,7 +88,8 @@ def test_ela_09_a_spot_notice_saves_and_the_node_leaves(cluster, group):
 
     # The last node is ended by scale-in: it saves and leaves, which is no failure and no result.
     last = staying.events()
-    group.client("autoscaling").update_auto_scaling_group(AutoScalingGroupName="nodes", MinSize=0, DesiredCapacity=0)
+    client = group.aws.client("autoscaling")
+    client.update_auto_scaling_group(AutoScalingGroupName=group.name, MinSize=0, DesiredCapacity=0)
     staying.process.terminate()
     assert staying.process.wait(timeout=20) == 0, staying.log()
     assert [event["state"] for event in staying.events()[len(last) :]] == ["done"]

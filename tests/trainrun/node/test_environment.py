@@ -38,9 +38,7 @@ P5 = {"instance_type": "p5.48xlarge", "accelerator": "nvidia", "accelerators_per
 
 
 def environment_of(spec, *, base=None, interface="ens5", processors=8, libraries=()):
-    return rank_environment(
-        spec, places=PLACES, base=base or {}, interface=interface, processors=processors, libraries=libraries
-    )
+    return rank_environment(spec, places=PLACES, base=base or {}, interface=interface, processors=processors, libraries=libraries)
 
 
 def test_what_a_cpu_node_gets_is_exactly_this():

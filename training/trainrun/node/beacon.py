@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 
 
 class Beacon:
@@ -21,6 +22,8 @@ class Beacon:
         return self
 
     def __exit__(self, *_: object) -> None:
+        with suppress(OSError):  # not on macOS
+            self._socket.shutdown(socket.SHUT_RDWR)  # a socket that is being accepted on listens on after its close
         self._socket.close()
 
     def _accept(self) -> None:

@@ -1,0 +1,223 @@
+"""Finding peers in a group of moto's, and agreeing on the host of the rendezvous."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainrun.node.beacon import Beacon, answers
+from trainrun.node.claims import Claim, Claims
+from trainrun.node.group import Group, View
+from trainrun.node.meet import Meet, Meeting, Silence
+from trainrun.node.metadata import Identity
+from trainrun.node.outcome import Leave, StepFailed
+from trainrun.store import DirectoryStore, open_store
+
+
+class FixedGroup:
+    """A group that looks as it is told to."""
+
+    def __init__(self, *nodes, desired=2):
+        self.lifecycle = dict.fromkeys(nodes, "InService")
+        self.desired = desired
+
+    def look(self):
+        return View(name="nodes", desired=self.desired, lifecycle=dict(self.lifecycle))
+
+
+@pytest.fixture
+def beacon():
+    with Beacon(address="127.0.0.1") as beacon:
+        yield beacon
+
+
+def meet_of(node, *, group, store, beacon=1, nodes_min=1, peer_lost=0.0, ended=lambda: ""):
+    return Meet(
+        identity=Identity(node=node, address="127.0.0.1"),
+        port=29400,
+        beacon=beacon,
+        group=group,
+        claims=Claims(store=store),
+        nodes_min=nodes_min,
+        peer_lost=peer_lost,
+        ended=ended,
+    )
+
+
+@pytest.fixture
+def store(tmp_path):
+    return DirectoryStore(tmp_path / "run")
+
+
+def test_a_node_finds_its_group_and_peers(aws, group):
+    group.create(desired=3)
+    first, second, third = group.instances()
+    view = Group(node=second, region="us-east-1").look()
+    assert (view.name, view.desired, view.in_service()) == (group.name, 3, {first, second, third})
+
+
+def test_a_terminated_peer_is_gone_and_its_replacement_there(aws, group):
+    group.create(desired=2)
+    first, second = group.instances()
+    seen_by_first = Group(node=first, region="us-east-1")
+    replacement = group.lose(second)
+    assert seen_by_first.look().in_service() == {first, replacement}
+    assert not seen_by_first.look().holds(second)
+
+
+def test_a_node_of_no_group_is_told_so(aws, group):
+    assert Group(node="i-00000000000000000", region="us-east-1").look() is None
+
+
+def test_scale_to_zero_leaves_no_instance(aws, group):
+    group.create(desired=2)
+    Group(node=group.instances()[0], region="us-east-1").scale_to_zero()
+    described = group.describe()
+    assert (described["MinSize"], described["DesiredCapacity"], described["Instances"]) == (0, 0, [])
+
+
+def test_instances_that_leave_are_neither_held_nor_in_service():
+    lifecycle = {"a": "InService", "b": "Pending", "c": "Terminating:Wait", "d": "Standby"}
+    view = View(name="nodes", desired=2, lifecycle=lifecycle)
+    assert view.in_service() == {"a"}
+    assert [node for node in lifecycle if view.holds(node)] == ["a", "b"]
+
+
+def test_the_first_to_claim_hosts_and_a_newcomer_follows(store, beacon):
+    group = FixedGroup("i-1", "i-2")
+    first = meet_of("i-2", group=group, store=store, beacon=beacon.port).wait(timeout=5)
+    later = meet_of("i-1", group=group, store=store).wait(timeout=5)
+    assert first.claim == later.claim
+    assert (first.claim.node, first.claim.generation, first.in_service) == ("i-2", 1, 2)
+
+
+def test_a_host_that_left_the_group_is_followed_up_at_once(store, beacon):
+    group = FixedGroup("i-1", "i-2")
+    meet_of("i-1", group=group, store=store, beacon=beacon.port).wait(timeout=5)
+    del group.lifecycle["i-1"]
+    assert meet_of("i-2", group=group, store=store, peer_lost=1000).wait(timeout=5).claim.node == "i-2"
+
+
+def test_a_host_that_is_dead_but_still_listed_is_followed_up_after_peer_lost(store, beacon):
+    group = FixedGroup("i-1", "i-2")
+    with Beacon(address="127.0.0.1") as dying:
+        meet_of("i-1", group=group, store=store, beacon=dying.port).wait(timeout=5)
+    with pytest.raises(StepFailed, match=r"The rendezvous host i-1 does not answer.*security group"):
+        meet_of("i-2", group=group, store=store, beacon=beacon.port, peer_lost=1000).wait(timeout=0.7)
+    met = meet_of("i-2", group=group, store=store, beacon=beacon.port, peer_lost=0.6).wait(timeout=5)
+    assert (met.claim.node, met.claim.generation) == ("i-2", 2)
+
+
+def test_a_host_that_comes_back_in_time_stays_host(store, beacon):
+    group = FixedGroup("i-1", "i-2")
+    with Beacon(address="127.0.0.1") as dying:
+        meet_of("i-1", group=group, store=store, beacon=dying.port).wait(timeout=5)
+    came_back = threading.Timer(0.3, lambda: meet_of("i-1", group=group, store=store, beacon=beacon.port).wait(timeout=5))
+    came_back.start()
+    met = meet_of("i-2", group=group, store=store, peer_lost=1000).wait(timeout=5)
+    came_back.join()
+    assert (met.claim.node, met.claim.beacon) == ("i-1", beacon.port)
+
+
+def test_a_host_that_resigned_is_followed_up_at_once(store, beacon):
+    group = FixedGroup("i-1", "i-2")
+    leaving = meet_of("i-1", group=group, store=store, beacon=beacon.port)
+    leaving.wait(timeout=5)
+    leaving.resign()
+    assert meet_of("i-2", group=group, store=store, peer_lost=1000).wait(timeout=5).claim.node == "i-2"
+    leaving.resign()  # it is host no more: nothing to give up
+    assert Claims(store=store).newest().node == "i-2"
+
+
+def test_too_few_nodes_in_service_is_said(store):
+    meet = meet_of("i-1", group=FixedGroup("i-1"), store=store, nodes_min=2)
+    with pytest.raises(StepFailed, match=r"within 0.2 s .timeouts.meet.. 1 of at least 2 nodes.*activity history"):
+        meet.wait(timeout=0.2)
+
+
+def test_a_group_without_capacity_lets_the_node_go(store):
+    with pytest.raises(Leave, match="capacity 0"):
+        meet_of("i-1", group=FixedGroup("i-1", desired=0), store=store).wait(timeout=5)
+
+
+def test_a_node_that_is_being_terminated_does_not_meet(store):
+    group = FixedGroup("i-1", "i-2")
+    group.lifecycle["i-1"] = "Terminating"
+    with pytest.raises(Leave, match="this node: Terminating"):
+        meet_of("i-1", group=group, store=store).wait(timeout=5)
+
+
+def test_a_run_that_has_ended_is_not_met_for(store):
+    with pytest.raises(Leave, match="succeeded without"):
+        meet_of("i-1", group=FixedGroup("i-1"), store=store, ended=lambda: "It succeeded without you.").wait(timeout=5)
+
+
+def test_nodes_regroup_when_the_host_changes_or_goes(store, beacon):
+    group = FixedGroup("i-1", "i-2", "i-3")
+    host = meet_of("i-1", group=group, store=store, beacon=beacon.port)
+    host.wait(timeout=5)
+    other = meet_of("i-2", group=group, store=store, peer_lost=1000)
+    meeting = other.wait(timeout=5)
+    assert other.lost(meeting, Silence()) == ""
+    group.lifecycle["i-1"] = "Terminating:Wait"
+    assert other.lost(meeting, Silence()) == "The rendezvous host i-1 is gone."
+    meet_of("i-3", group=group, store=store).wait(timeout=5)
+    assert other.lost(meeting, Silence()) == "i-3 has taken over the rendezvous from i-1."
+
+
+def test_a_beacon_shines_until_it_is_closed():
+    with Beacon(address="127.0.0.1") as beacon:
+        assert answers("127.0.0.1", beacon.port)
+        assert answers("127.0.0.1", beacon.port)
+    assert not answers("127.0.0.1", beacon.port)
+
+
+CLAIM = Claim(generation=1, node="i-1", address="10.0.0.7", port=29400, beacon=40000)
+
+
+@pytest.mark.parametrize("kind", ["directory", "s3"])
+def test_of_nodes_that_claim_at_once_exactly_one_succeeds(kind, aws, store):
+    claims = Claims(store=store if kind == "directory" else open_store(f"s3://{aws.bucket}/prefix/demo"))
+    assert claims.newest() is None
+    won = []
+    threads = [
+        threading.Thread(target=lambda n=n: won.append(n) if claims.take(replace(CLAIM, node=n)) else None)
+        for n in ("i-1", "i-2", "i-3", "i-4")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [claims.newest().node] == won
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_whatever_the_order_all_that_live_agree_on_one_live_host(tmp_path_factory, data):
+    """Nodes come, look, lose their place and look again in any order; when all have looked once more, all agree."""
+    store = DirectoryStore(tmp_path_factory.mktemp("run"))
+    group = FixedGroup(desired=9)
+    living = set()
+    with Beacon(address="127.0.0.1") as beacon:
+
+        def look(node):
+            return meet_of(node, group=group, store=store, beacon=beacon.port)._try(Silence())
+
+        for _ in range(data.draw(st.integers(1, 12))):
+            node = data.draw(st.sampled_from(["i-1", "i-2", "i-3", "i-4"]))
+            if node in living and data.draw(st.booleans()):
+                living.discard(node)
+                del group.lifecycle[node]
+            else:
+                living.add(node)
+                group.lifecycle[node] = "InService"
+                look(node)
+        rounds = [[look(node) for node in data.draw(st.permutations(sorted(living)))] for _ in range(2)]
+    hosts = {met.claim for met in rounds[-1] if isinstance(met, Meeting)}
+    assert len(rounds[-1]) == len(living)
+    assert len(hosts) == (1 if living else 0)
+    assert {host.node for host in hosts} <= living

@@ -1,0 +1,246 @@
+"""The loop of meeting and launching, with launches that end as they are told to."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+
+import pytest
+
+from trainrun.node.claims import Claim
+from trainrun.node.events import Events
+from trainrun.node.launch import Launch
+from trainrun.node.meet import Meeting
+from trainrun.node.metadata import Identity
+from trainrun.node.outcome import Leave
+from trainrun.node.places import Places
+from trainrun.node.train import Budget, Train
+from trainrun.spec import ClusterSpec, JobSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
+from trainrun.store import DirectoryStore
+
+MEETING = Meeting(claim=Claim(generation=1, node="i-1", address="10.0.0.7", port=29400, beacon=40000), in_service=2, expected=2)
+
+
+class FakeLaunch:
+    """Runs for some looks, then has ended with a code; a stop ends it."""
+
+    def __init__(self, code, *, ranks=(), looks=0, while_running=lambda: None):
+        self._code, self._ranks, self._looks, self._while_running = code, list(ranks), looks, while_running
+        self.stopped_with = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def exit_code(self):
+        if self._looks > 0:
+            self._looks -= 1
+            self._while_running()
+            return None
+        return self._code
+
+    def stop(self, *, grace):
+        self.stopped_with, self._looks = grace, 0
+
+    def rank_exit_codes(self):
+        return self._ranks
+
+    def explanation(self):
+        return "RuntimeError: boom"
+
+
+class FakeMeet:
+    def wait(self, *, timeout):
+        return MEETING
+
+
+@pytest.fixture
+def places(tmp_path):
+    places = Places(root=tmp_path)
+    places.state.mkdir(parents=True)
+    return places
+
+
+@pytest.fixture
+def events(places, tmp_path):
+    identity = Identity(node="i-1", address="10.0.0.7")
+    return Events(identity=identity, path=places.events, store=DirectoryStore(tmp_path / "run"))
+
+
+@pytest.fixture
+def train_with(places, events, monkeypatch):
+    monkeypatch.setattr("trainrun.node.train.POLL_SECONDS", 0.0)
+    slept = []
+    monkeypatch.setattr("trainrun.node.train.time.sleep", slept.append)
+
+    def make(*launches, max_restarts=5, stop_grace=90, watch=lambda regroup, meeting: nullcontext()):
+        spec = RunSpec(
+            run="r",
+            region="us-east-1",
+            cluster=ClusterSpec(name="c", instance_type="c7i.large", nodes_min=1, nodes_desired=2, nodes_max=2),
+            job=JobSpec(entry_point="train.py"),
+            storage=StorageSpec(location="/run"),
+            timeouts=TimeoutSpec(stop_grace=stop_grace),
+            shutdown=ShutdownSpec(max_restarts=max_restarts),
+        )
+        remaining = list(launches)
+        make.firsts = []
+
+        def launch(meeting, first):
+            make.firsts.append(first)
+            return remaining.pop(0)
+
+        return Train(spec=spec, places=places, events=events, meet=FakeMeet(), launch=launch, watch=watch)
+
+    make.slept = slept
+    return make
+
+
+def states(events):
+
+    lines = [json.loads(line) for line in events._path.read_text().splitlines()]
+    return [(line["state"], line["detail"]) for line in lines if line["step"] == "train"]
+
+
+def test_a_job_that_ends_well_has_succeeded(train_with, events):
+    assert train_with(FakeLaunch(0, looks=3)).run().state == "succeeded"
+    assert states(events) == [("started", ""), ("done", "the job is done")]
+
+
+def test_a_failure_is_explained_and_launched_again(train_with, events):
+    assert train_with(FakeLaunch(1, ranks=[1]), FakeLaunch(0)).run().state == "succeeded"
+    assert states(events)[1] == ("failed", "torchrun ended with exit code 1, ranks with [1]:\nRuntimeError: boom")
+    assert train_with.firsts == [True, False]
+
+
+def test_ranks_that_a_peer_asked_to_stop_are_launched_again(train_with, events):
+    assert train_with(FakeLaunch(1, ranks=[75, 75]), FakeLaunch(0)).run().state == "succeeded"
+    assert "because a peer was asked to stop" in states(events)[1][1]
+
+
+def test_a_spent_budget_ends_the_run_with_the_last_failure(train_with):
+    outcome = train_with(*[FakeLaunch(1, ranks=[1]) for _ in range(3)], max_restarts=2).run()
+    assert outcome.state == "failed"
+    assert outcome.reason.startswith("The job failed after 2 restarts (shutdown.max_restarts)")
+    assert outcome.reason.endswith("RuntimeError: boom")
+
+
+def test_a_stop_file_lets_the_ranks_leave_and_the_node_with_them(train_with, places, events):
+    launch = FakeLaunch(1, ranks=[75], looks=5, while_running=lambda: places.stop_file.write_text("by hand"))
+    with pytest.raises(Leave, match=r"by hand.*Remove that file"):
+        train_with(launch).run()
+    assert launch.stopped_with is None
+    assert [state for state, _ in states(events)] == ["started", "done"]
+
+
+def test_ranks_that_ignore_the_stop_file_are_stopped(train_with, places):
+    launch = FakeLaunch(1, looks=1000, while_running=lambda: places.stop_file.touch())
+    with pytest.raises(Leave, match="no reason given"):
+        train_with(launch, stop_grace=0).run()
+    assert launch.stopped_with == 10.0
+
+
+def test_a_stop_file_that_is_there_already_starts_nothing(train_with, places):
+    places.stop_file.write_text("by hand")
+    train = train_with()
+    with pytest.raises(Leave):
+        train.run()
+
+
+def test_torchrun_is_ended_when_the_nodes_must_regroup(train_with, events):
+    def watch(regroup, meeting):
+        regroup.reason = "The rendezvous host i-1 is gone."
+        return nullcontext()
+
+    waiting = FakeLaunch(-9, looks=1000)
+    train = train_with(waiting, FakeLaunch(0, looks=0), watch=watch)
+    assert train.run().state == "succeeded"
+    assert waiting.stopped_with == 10.0
+    assert states(events)[1] == ("failed", "The rendezvous host i-1 is gone. The nodes meet anew.")
+
+
+def test_sigterm_has_the_ranks_save_before_the_node_leaves(train_with):
+    def terminate():
+        raise Leave("The agent was asked to stop (SIGTERM).")
+
+    launch = FakeLaunch(1, looks=3, while_running=terminate)
+    with pytest.raises(Leave, match="SIGTERM"):
+        train_with(launch, stop_grace=90).run()
+    assert launch.stopped_with == 95.0
+
+
+def test_the_pauses_double_and_start_anew_after_a_long_launch():
+    budget = Budget(restarts=20)
+    pauses = []
+    for _ in range(8):
+        budget.note(ran=5.0)
+        pauses.append(budget.pause)
+    assert pauses == [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
+    budget.note(ran=3600.0)
+    assert budget.pause == 0.0
+    assert not budget.spent
+
+
+REPORT = """\
+E1130 14:49:46 12361 api.py:985] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: python
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+Failures:
+[1]:
+  rank      : 2 (local_rank: 0)
+  exitcode  : 75 (pid: 76)
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 3 (local_rank: 1)
+  exitcode  : -9 (pid: 77)
+"""
+
+TRACEBACK = """\
+Traceback (most recent call last):
+  File "run.py", line 1032, in <module>
+    main()
+frame #0: c10::Error::Error(...)
+RendezvousConnectionError: The connection to the C10d store has failed.
+"""
+
+
+@pytest.fixture
+def launch_of(places, tmp_path):
+    """A launch whose torchrun said something and has ended; the agent's children are left alone."""
+    places.logs.mkdir(parents=True)
+    places.torchrun_log.write_text("  exitcode  : 1 (pid: 1) of a launch before\n")
+
+    def make(said):
+        (tmp_path / "said").write_text(said)
+        launch = Launch(["cat", str(tmp_path / "said")], environment={"PATH": "/usr/bin:/bin"}, places=places)
+        launch._process.wait(timeout=10)
+        return launch
+
+    return make
+
+
+def test_exit_codes_of_ranks_are_those_of_this_launch(launch_of):
+    assert launch_of(REPORT).rank_exit_codes() == [75, -9]
+    assert launch_of(TRACEBACK).rank_exit_codes() == []
+
+
+def test_a_failed_rank_is_explained_by_its_own_last_lines(launch_of, places):
+    for rank in (0, 1):
+        log = places.rank_logs / f"generation-1_x/attempt_0/{rank}/stderr.log"
+        log.parent.mkdir(parents=True)
+        log.write_text("".join(f"line {n} of rank {rank}\n" for n in range(100)))
+    assert launch_of(REPORT).explanation().splitlines()[-1] == "line 99 of rank 1"
+    assert len(launch_of(REPORT).explanation().splitlines()) == 12
+
+
+def test_a_rank_that_died_in_silence_is_explained_too(launch_of):
+    assert "kernel sends -9 when memory runs out" in launch_of(REPORT).explanation()
+
+
+def test_a_lost_rendezvous_is_explained_without_stack_frames(launch_of):
+    assert launch_of(TRACEBACK).explanation() == (
+        "Traceback (most recent call last):\nRendezvousConnectionError: The connection to the C10d store has failed."
+    )
