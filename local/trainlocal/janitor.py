@@ -25,6 +25,7 @@ from trainlocal.environment import cloud_environment
 from trainlocal.fleet import cgroups
 from trainlocal.fleet.control import ControlServer, ask
 from trainlocal.fleet.places import Places
+from trainlocal.fleet.plain import kill_all
 from trainlocal.fleet.tiers import Tier, TierChoice, choose
 
 _LOOK_SECONDS = 0.05
@@ -86,7 +87,7 @@ class Janitor:
         choice = choose(self._tier)
         if choice.systemd:
             self._cgroup = cgroups.make(f"trainlocal-{os.getpid()}")
-        endpoint = self._start_cloud()
+        endpoint = self._start_cloud(choice)
         self._start_fleet(choice, endpoint)
         state = {
             "endpoint": endpoint,
@@ -101,13 +102,18 @@ class Janitor:
         unfinished.replace(places.state)
         return state
 
-    def _start_cloud(self) -> str:
+    def _start_cloud(self, choice: TierChoice) -> str:
         command = ["trainlocal.cloud", "--port", "0", "--directory", str(self._places.run), "--die-with-stdin"]
+        if choice.tier == "plain":
+            command.append("--loopback-nodes")
         cloud = self._spawn("cloud", command, stdout=subprocess.PIPE)
         assert cloud.stdout is not None
         output = cloud.stdout
         self._wait_for(lambda: bool(select.select([output], [], [], 0)[0]), "the emulated cloud to start")
-        endpoint: str = json.loads(output.readline())["endpoint"]
+        line = output.readline()
+        if not line:
+            raise RuntimeError(f"the emulated cloud ended while it started; see the logs in {self._places.logs}")
+        endpoint: str = json.loads(line)["endpoint"]
         return endpoint
 
     def _start_fleet(self, choice: TierChoice, endpoint: str) -> None:
@@ -182,10 +188,7 @@ class Janitor:
             signal.signal(number, signal.SIG_IGN)
         for child in reversed(self._children):
             self._end(child)
-        if sys.platform != "win32":
-            from trainlocal.fleet.plain import kill_all
-
-            kill_all(self._places.plain_roots)
+        kill_all(self._places.plain_roots)
         if self._cgroup:
             cgroups.remove(self._cgroup)
         shutil.rmtree(self._places.run, ignore_errors=True)

@@ -33,7 +33,7 @@ class Node:
         instance_id: the id of its EC2 instance.
         address: the instance's private IPv4 address.
         state: "booting", "running" (cloud-init is done), "failed" (cloud-init reports errors), "ending" or "dead".
-        pid: a process on this machine that is the node's parent (isolated tiers) or its user data (plain); None when dead.
+        pid: the pid here of the node's starting process (isolated tiers) or of one of its processes (plain); None when dead.
         boot_seconds: from the start of the node to the end of cloud-init; None before that.
         detail: what cloud-init complained of, or why the node is dead.
         logs: the folder with its console and what its /var/log holds.

@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--tier", required=True)
     parser.add_argument("--cgroup", type=Path)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("trainlocal").setLevel(logging.INFO)
     places = Places(arguments.directory)
     isolated = arguments.tier != "plain"
     maker = _isolated_nodes(places, arguments.cgroup) if isolated else _plain_nodes(places)

@@ -60,7 +60,12 @@ class _Member:
         self.started = time.monotonic()
         self.kill_at: float | None = None
 
-    def has_booted(self) -> None:
+    def report(self) -> dict[str, Any]:
+        """The status as it is told to others."""
+        self.status.pid = self.node.pid if self.node is not None and self.status.state != "dead" else None
+        return asdict(self.status)
+
+    def note_boot(self) -> None:
         """Take note of cloud-init's result, if there is one."""
         assert self.node is not None
         text = self.node.boot_result()
@@ -116,8 +121,6 @@ class Fleet:
             member.node = self._maker.boot(instance, self._folder / instance.id)
         except OSError as error:
             self._bury(member, f"could not be started: {error}")
-            return
-        member.status.pid = member.node.pid
 
     def _look_after(self, member: _Member, is_live: bool) -> None:
         node, status = member.node, member.status
@@ -125,7 +128,7 @@ class Fleet:
         if node.has_ended():
             self._bury(member, "terminated" if not is_live else "ended by itself or was killed")
         elif is_live:
-            member.has_booted()
+            member.note_boot()
         elif member.kill_at is None:
             _log.info("%s is asked to shut down", status.instance_id)
             member.kill_at = time.monotonic() + _SHUT_DOWN_SECONDS
@@ -137,7 +140,7 @@ class Fleet:
     def _bury(self, member: _Member, why: str) -> None:
         status = member.status
         _log.info("%s is dead: %s", status.instance_id, why)
-        status.state, status.detail, status.pid = "dead", why, None
+        status.state, status.detail = "dead", why
         if member.node is not None:
             member.node.close()
         if why != "terminated":
@@ -148,7 +151,7 @@ class Fleet:
         with self._lock:
             action = request["do"]
             if action == "nodes":
-                return {"nodes": [asdict(member.status) for member in self._members.values()]}
+                return {"nodes": [member.report() for member in self._members.values()]}
             node = self._node(request["instance_id"])
             if action == "kill":
                 node.kill()

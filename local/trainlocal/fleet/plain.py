@@ -104,8 +104,8 @@ class PlainNode:
 
     @property
     def pid(self) -> int:
-        """The pid of the user data's shell."""
-        return self._process.pid
+        """One of its processes: the user data's shell, and after its end the oldest that it left behind."""
+        return self._process.pid if self._process.poll() is None else min(processes_of(self._root), default=self._process.pid)
 
     def has_ended(self) -> bool:
         """Whether it was ended and all its processes are gone. A machine does not end because its processes have."""

@@ -1,0 +1,124 @@
+"""What the fleet's tests share."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from trainlocal.fleet.instances import Instance
+from trainlocal.fleet.packages import PackagesMissing, image_layer
+from trainlocal.fleet.tiers import choose
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[2] / "local"
+ORDINARY_USER = 54321
+
+
+@pytest.fixture
+def an_instance():
+    """An instance as the account would describe it."""
+    return Instance(
+        id="i-0123456789abcdef0",
+        address="10.0.17.5",
+        type="c7i.large",
+        image="ami-12345678",
+        region="us-east-1",
+        zone="us-east-1b",
+        account="123456789012",
+        mac="02:00:00:00:00:05",
+        subnet="subnet-1",
+        vpc="vpc-1",
+        vpc_cidr="10.0.0.0/16",
+        launched=datetime(2030, 1, 1, tzinfo=timezone.utc),
+        role="node-role",
+        user_data=b"#!/bin/bash\ntrue\n",
+        security_groups=("nodes",),
+        tags={"Name": "a node"},
+    )
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Runs a program of these tests as the user that a tier is for; `directory` belongs to that user."""
+
+    tier: str
+    directory: Path
+    command: list[str]
+
+    def start(self, program, *arguments):
+        """Start `program` (a file beside the tests) with the directory, the tier and more arguments."""
+        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.directory)}
+        return subprocess.Popen(
+            [*self.command, sys.executable, str(HERE / program), str(self.directory / "local"), self.tier, *arguments],
+            cwd="/",
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, program, seconds):
+        """Run `program` to its end; return what it printed as JSON."""
+        process = self.start(program)
+        try:
+            output, errors = process.communicate(timeout=seconds)
+        finally:
+            process.kill()
+        assert process.returncode == 0, errors
+        return json.loads(output)
+
+
+def _as_ordinary_user(tmp_path):
+    """A command prefix that drops from root to a user without any rights, and shows it the Python of these tests.
+
+    Python itself may lie in a home that only root can enter; a mount namespace makes the way to it passable.
+    """
+    base, blind = Path(sys.base_prefix), None
+    for folder in reversed(base.parents):
+        if not folder.stat().st_mode & 0o001:
+            blind = folder
+            break
+    shown = f"mount --bind {base} {tmp_path}/python && mount -t tmpfs -o mode=755 none {blind} && mkdir -p {base} && "
+    shown += f"mount --bind {tmp_path}/python {base} && umount -l {tmp_path}/python && "
+    (tmp_path / "python").mkdir()
+    script = f"{shown if blind else ''}exec setpriv --reuid {ORDINARY_USER} --regid {ORDINARY_USER} --clear-groups \"$@\""
+    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+
+
+@pytest.fixture(params=["isolated-root", "isolated-user", "plain"])
+def runner(request, tmp_path):
+    """One for each tier that this machine allows."""
+    tier, root = request.param, os.geteuid() == 0
+    if tier == "isolated-root" and not root:
+        pytest.skip("only root can be root")
+    if tier != "plain" and (reason := _hindrance()):
+        pytest.skip(f"this machine does not allow isolated nodes: {reason}")
+    directory, command = tmp_path, []
+    if tier == "isolated-user" and root:
+        if shutil.which("setpriv") is None:
+            pytest.skip("there is no setpriv here to become an ordinary user with")
+        command = _as_ordinary_user(tmp_path)
+        directory = tmp_path / "user"
+        directory.mkdir()
+        os.chown(directory, ORDINARY_USER, ORDINARY_USER)
+        for folder in (tmp_path, *tmp_path.parents):
+            if folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
+                folder.chmod(folder.stat().st_mode | 0o011)
+    return Runner(tier, directory, command)
+
+
+def _hindrance():
+    if sys.platform != "linux":
+        return "it is not Linux"
+    try:
+        image_layer()
+    except PackagesMissing as error:
+        return str(error)
+    choice = choose()
+    return choice.reason if choice.tier == "plain" else ""

@@ -1,0 +1,46 @@
+"""A group of two nodes from the first boot over a kill to the last shutdown, in every tier that this machine allows."""
+
+import pytest
+
+
+@pytest.fixture
+def seen(runner):
+    """What `cycle.py` saw."""
+    return runner.run("cycle.py", seconds=150)
+
+
+def test_nodes_boot_are_replaced_and_end(runner, seen):
+    assert seen["tier"] == runner.tier
+    identities = {node: (facts["instance_id"], facts["address"]) for node, facts in seen["facts"].items()}
+    assert identities == {node: (node, address) for node, address in seen["addresses"].items()}
+    assert len(set(seen["addresses"].values())) == 2
+    assert all(facts["metadata_disabled"] is None for facts in seen["facts"].values())
+    assert all(seen["pids_exist"])
+    assert all(0 < seconds < 60 for seconds in seen["boot_seconds"])
+    assert "cloud-init-output.log" in seen["logs"]
+
+    first, second = seen["facts"]
+    assert seen["greeted"][first] == second and seen["greeted"][second] == first  # they reach each other
+
+    (replacement,) = set(seen["after_kill"]) - set(seen["facts"])
+    survivor = ({first, second} - {seen["killed"]}).pop()
+    assert set(seen["after_kill"]) == {survivor, replacement}
+    assert seen["greeted"][replacement] == survivor
+
+    assert set(seen["at_the_end"]) == {first, second, replacement}
+    assert seen["at_the_end"][survivor] == seen["at_the_end"][replacement] == "terminated"
+
+    if runner.tier != "plain":
+        check_isolation(seen)
+
+
+def check_isolation(seen):
+    init = "systemd" if "with systemd" in seen["description"] else "python"
+    for facts in seen["facts"].values():
+        assert facts["first_process"] == init
+        assert facts["host"] == f"ip-{facts['address'].replace('.', '-')}.ec2.internal" == facts["reverse"]
+        assert facts["hostname"].split(".")[0] == facts["host"].split(".")[0]
+        assert facts["interfaces"] == ["eth0", "lo"]
+        assert facts["processes"] < 15  # its own, not the machine's
+        assert "work" not in facts["root"] and {"etc", "opt", "usr", "var"} <= set(facts["root"])
+    assert {"cloud-init.log", "console.log"} <= set(seen["logs"])
