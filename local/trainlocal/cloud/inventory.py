@@ -77,15 +77,18 @@ def _policies(client: Any) -> list[str]:
 
 
 def _keys(client: Any) -> list[str]:
+    """Keys of the user's own: those that AWS made for a service have one of AWS's aliases."""
+    of_aws = {alias.get("TargetKeyId") for alias in _pages(client, "list_aliases", "Aliases") if _is_aws_alias(alias)}
     described = [client.describe_key(KeyId=key["KeyId"])["KeyMetadata"] for key in _pages(client, "list_keys", "Keys")]
-    return [
-        key["KeyId"] for key in described if key["KeyManager"] == "CUSTOMER" and key["KeyState"] not in ("PendingDeletion", "Disabled")
-    ]
+    return [key["KeyId"] for key in described if key["KeyId"] not in of_aws and key["KeyState"] != "PendingDeletion"]
+
+
+def _is_aws_alias(alias: dict[str, Any]) -> bool:
+    return str(alias["AliasName"]).startswith("alias/aws/")
 
 
 def _aliases(client: Any) -> list[str]:
-    aliases = _pages(client, "list_aliases", "Aliases")
-    return [alias["AliasName"] for alias in aliases if not alias["AliasName"].startswith("alias/aws/")]
+    return [alias["AliasName"] for alias in _pages(client, "list_aliases", "Aliases") if not _is_aws_alias(alias)]
 
 
 def _parameters(client: Any) -> list[str]:

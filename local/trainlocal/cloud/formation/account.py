@@ -214,7 +214,7 @@ class StackAccount:
         check_template(template)
         capabilities = tuple(params.get("Capabilities", []))
         check_capabilities(template, capabilities)
-        tags = params.get("Tags")
+        inherited = previous.tags if previous else {}
         return Intent(
             template=template,
             parameters=resolve_parameters(
@@ -223,7 +223,7 @@ class StackAccount:
                 stack.parameters,
                 lambda name: read_parameter(self.clients, stack.region, name),
             ),
-            tags={tag["Key"]: tag["Value"] for tag in tags} if tags is not None or previous is None else previous.tags,
+            tags={tag["Key"]: tag["Value"] for tag in params["Tags"]} if "Tags" in params else inherited,
             capabilities=capabilities,
             notification_arns=tuple(params.get("NotificationARNs", [])),
             role_arn=params.get("RoleARN"),

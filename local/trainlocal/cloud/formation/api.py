@@ -6,6 +6,7 @@ moto parses the requests and writes the XML from botocore's own model of the ser
 from __future__ import annotations
 
 import json
+import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,9 +16,9 @@ from moto.core.responses import ActionResult, BaseResponse, EmptyResult
 from werkzeug.wrappers import Response
 
 from trainlocal.cloud.formation.account import StackAccount
-from trainlocal.cloud.formation.faults import FormationError
+from trainlocal.cloud.formation.faults import FormationError, InternalFailure
 from trainlocal.cloud.formation.parameters import Parameter
-from trainlocal.cloud.formation.stack import ChangeSet, Event, Resource, Stack
+from trainlocal.cloud.formation.stack import ChangeSet, Event, Intent, Resource, Stack
 from trainlocal.cloud.resources import provider_of
 
 PAGE = 100
@@ -60,6 +61,9 @@ class FormationApi(BaseResponse):
             result = method(self, dict(self.params))
         except FormationError as error:
             result = ActionResult(_Answer(error))
+        except Exception as error:
+            traceback.print_exception(error)
+            result = ActionResult(_Answer(InternalFailure(f"fault in the emulation: {error!r}")))
         return self.serialized(result)
 
     def create_change_set(self, params: dict[str, Any]) -> ActionResult:
@@ -153,14 +157,11 @@ class FormationApi(BaseResponse):
 
     def get_template(self, params: dict[str, Any]) -> ActionResult:
         if params.get("ChangeSetName"):
-            _, change_set = self._account.change_set(self.region, params)
-            intent = change_set.intent
+            intent: Intent | None = self._account.change_set(self.region, params)[1].intent
         else:
-            stack = self._account.stack(self.region, params["StackName"])
-            if stack.intent is None:
-                raise FormationError(f"Stack {stack.name} has no template yet: it is in {stack.status}")
-            intent = stack.intent
-        return ActionResult({"TemplateBody": intent.template.body, "StagesAvailable": ["Original", "Processed"]})
+            intent = self._account.stack(self.region, params["StackName"]).intent
+        body = intent.template.body if intent else "{}"  # a stack under review has none yet
+        return ActionResult({"TemplateBody": body, "StagesAvailable": ["Original", "Processed"]})
 
     def get_template_summary(self, params: dict[str, Any]) -> ActionResult:
         template = self._account.template(self.region, params)

@@ -35,3 +35,9 @@ class InsufficientCapabilities(FormationError):
     """The template needs a capability that the request does not acknowledge."""
 
     code = "InsufficientCapabilitiesException"
+
+
+class InternalFailure(FormationError):
+    """The emulation itself is at fault."""
+
+    code = "InternalFailure"

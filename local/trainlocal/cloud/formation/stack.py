@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
@@ -13,8 +13,9 @@ from trainlocal.cloud.formation.template import Template
 
 
 def now() -> datetime:
-    """The present time, in UTC."""
-    return datetime.now(timezone.utc)
+    """The present time in UTC, in milliseconds as CloudFormation tells it."""
+    time = datetime.now(timezone.utc)
+    return time.replace(microsecond=time.microsecond // 1000 * 1000)
 
 
 @dataclass(kw_only=True)
@@ -135,7 +136,7 @@ class Stack:
     ) -> None:
         """Gives a resource a status and writes it down as an event."""
         resource.status, resource.reason, resource.updated = status, reason, now()
-        self.events.append(
+        self._note(
             Event(
                 logical=resource.logical,
                 physical_id=resource.physical_id or None,
@@ -150,7 +151,7 @@ class Stack:
     def turn(self, status: str, *, reason: str | None = None, token: str | None = None) -> None:
         """Gives the stack itself a status and writes it down as an event."""
         self.status, self.reason = status, reason
-        self.events.append(
+        self._note(
             Event(
                 logical=self.name,
                 physical_id=self.identifier,
@@ -160,3 +161,9 @@ class Stack:
                 token=token,
             )
         )
+
+    def _note(self, event: Event) -> None:
+        """Adds an event, a millisecond at least after the last, so that clients that sort by time keep the order."""
+        if self.events and event.time <= self.events[-1].time:
+            event = replace(event, time=self.events[-1].time + timedelta(milliseconds=1))
+        self.events.append(event)

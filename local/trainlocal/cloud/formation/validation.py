@@ -9,10 +9,7 @@ from trainlocal.cloud.formation.graph import in_order, needs
 from trainlocal.cloud.formation.intrinsics import Evaluator, references
 from trainlocal.cloud.formation.surroundings import provider_for
 from trainlocal.cloud.formation.template import Declaration, Template
-from trainlocal.cloud.resources import provider_of
-
-_UPDATE_POLICIES = {"AutoScalingScheduledAction": {"IgnoreUnmodifiedGroupSizeProperties"}}
-
+from trainlocal.cloud.resources import NOTHING, provider_of
 
 def check_template(template: Template) -> None:
     """Raises ``FormationError`` with every fault of a template: unemulated types, properties and attributes, loose ends."""
@@ -73,8 +70,8 @@ def _faults(declaration: Declaration, template: Template) -> Iterator[str]:
     for fault in provider.schema.faults(declaration.properties, declaration.logical):
         yield f"{fault} ({declaration.type})"
     for policy, settings in declaration.update_policy.items():
-        if policy not in _UPDATE_POLICIES or set(settings) - _UPDATE_POLICIES[policy]:
-            yield f"UpdatePolicy {policy} of {declaration.logical} is not emulated"
+        for setting in sorted(set(settings) - provider.update_policies.get(policy, NOTHING)):
+            yield f"UpdatePolicy {policy}.{setting} of {declaration.logical} ({declaration.type}) is not emulated"
     for name, attribute in references(declaration.properties):
         target = template.declarations.get(name)
         if target is None or attribute is None:

@@ -17,9 +17,10 @@ from trainlocal.cloud.resources import (
     sns,
     ssm,
 )
-from trainlocal.cloud.resources.provider import Place, Provider, emulated_types, provider_of
+from trainlocal.cloud.resources.provider import NOTHING, Place, Provider, emulated_types, provider_of
 
 __all__ = [
+    "NOTHING",
     "Place",
     "Provider",
     "autoscaling",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from trainlocal.cloud.resources.api_shape import ApiShape
 from trainlocal.cloud.resources.provider import Place, Provider, provides, undone_on_error
@@ -38,6 +38,10 @@ class AutoScalingGroup(Provider):
     )
     replacing = frozenset({"AutoScalingGroupName"})
     name_property = "AutoScalingGroupName"
+    update_policies: ClassVar[dict[str, frozenset[str]]] = {
+        "AutoScalingRollingUpdate": frozenset({"MaxBatchSize", "MinInstancesInService"}),
+        "AutoScalingScheduledAction": frozenset({"IgnoreUnmodifiedGroupSizeProperties"}),
+    }
 
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         client = place.client("autoscaling")

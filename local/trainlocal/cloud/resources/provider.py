@@ -72,7 +72,7 @@ class Provider(ABC):
     ``schema`` names the properties that are emulated; any other fails the deployment by name. ``replacing`` are those whose
     change makes CloudFormation replace the resource ("Update requires: Replacement"). ``attributes`` are what Fn::GetAtt may
     ask for, ``volatile`` those of them that an update in place may change. ``name_property`` is the one by which users name the
-    resource, if there is one. ``makes_identities`` types need the IAM capabilities.
+    resource, if there is one. ``update_policies`` are the settings of the attribute UpdatePolicy. ``makes_identities`` types need the IAM capabilities.
     """
 
     type: ClassVar[str]
@@ -81,6 +81,7 @@ class Provider(ABC):
     attributes: ClassVar[frozenset[str]] = NOTHING
     name_property: ClassVar[str | None] = None
     volatile: ClassVar[frozenset[str]] = NOTHING
+    update_policies: ClassVar[Mapping[str, frozenset[str]]] = {}
     makes_identities: ClassVar[bool] = False
 
     @abstractmethod

@@ -75,7 +75,7 @@ def launch_instance(group: FakeAutoScalingGroup, tags: dict[str, str]) -> Instan
         subnet_id=subnet.id,
         private_ip=fresh_address(subnet),
         security_group_ids=groups,
-        nics=[_specification({"DeleteOnTermination": True, **interface}) for interface in primary]
+        nics=[{"DeleteOnTermination": True, **interface} for interface in primary]
         or [{"DeviceIndex": 0, "DeleteOnTermination": True, "SubnetId": subnet.id}],
         tags={"instance": {**_group_tags(group, version), **tags}, "volume": _tags(data, "volume")},
         ebs_optimized=data.get("EbsOptimized", False),
@@ -85,6 +85,7 @@ def launch_instance(group: FakeAutoScalingGroup, tags: dict[str, str]) -> Instan
         block_device_mappings=_volumes(backend, data),
         instance_initiated_shutdown_behavior=data.get("InstanceInitiatedShutdownBehavior"),
     ).instances[0]
+    instance.security_groups = list(instance.nics[0]._group_set)
     for interface in interfaces:
         if _slot(interface) != (0, 0):
             _add_interface(backend, instance, subnet, interface)
@@ -151,10 +152,6 @@ def _slot(interface: dict[str, Any]) -> tuple[int, int]:
     return int(interface.get("NetworkCardIndex") or 0), int(interface.get("DeviceIndex") or 0)
 
 
-def _specification(interface: dict[str, Any]) -> dict[str, Any]:
-    return {**interface, "DeviceIndex": int(interface.get("DeviceIndex") or 0)}
-
-
 def _add_interface(backend: Any, instance: Instance, subnet: Any, interface: dict[str, Any]) -> None:
     """Makes a further interface and attaches it, several with the same device index on different cards included."""
     card, device = _slot(interface)
@@ -165,8 +162,11 @@ def _add_interface(backend: Any, instance: Instance, subnet: Any, interface: dic
         description=interface.get("Description"),
         delete_on_termination=bool(interface.get("DeleteOnTermination", False)),
     )
-    subnet.request_ip(made.private_ip_address, instance=made)
     made.interface_type = interface.get("InterfaceType", "interface")
+    if made.interface_type == "efa-only":
+        made.private_ip_address, made.private_ip_addresses = None, []  # such an interface speaks no IP
+    else:
+        subnet.request_ip(made.private_ip_address, instance=made)
     instance.attach_eni(made, device + 1000 * card)  # moto keys by device index, which only a card makes unique
     made.device_index = device
     made.network_card_index = card
