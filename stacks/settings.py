@@ -14,8 +14,7 @@ import yaml
 
 from traincluster import Capacity, NodeImage
 from traincluster.instances import instance_type
-from trainrun.config import ConfigError, from_mapping, merge, parse_scalar
-from trainrun.spec import ShutdownSpec, TimeoutSpec
+from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar
 
 WhenDone = Literal["scale_to_zero", "keep"]
 
@@ -103,6 +102,10 @@ class Settings:
         for name in ("python", "root_device"):
             if self.ami is None and getattr(self, name) is not None:
                 yield f"{name} is {getattr(self, name)!r}, but describes the image in ami, which is not set. Set both or neither."
+        try:
+            from_mapping(TrainSettings, self.training, source="training")
+        except ConfigError as error:
+            yield from (f"training: {problem}" for problem in error.problems)
         if "data" in self.training:
             yield "training.data is set. Set data instead, which also lets the nodes read it."
         if self.data is None and self.entry_point == "trainrun.pretrain":
@@ -111,7 +114,8 @@ class Settings:
             yield f"data is {self.data!r}. Give a folder of the dataset bucket, such as 'corpus', or a URL, such as 's3://bucket/corpus'."
 
 
-_DATA = re.compile(r"(s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/|$))?([\w.=-]+(/[\w.=-]+)*/?)?")
+_FOLDER = r"[\w.=-]+(?:/[\w.=-]+)*/?"
+_DATA = re.compile(rf"s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](?:/|/{_FOLDER})?|{_FOLDER}")
 
 
 def read_settings(context: Mapping[str, Any], *, default_file: Path) -> Settings:

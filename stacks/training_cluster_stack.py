@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from aws_cdk import CfnOutput, Stack
+from aws_cdk import Annotations, CfnOutput, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_s3 as s3
 
@@ -57,6 +57,7 @@ class TrainingClusterStack(Stack):
             checkpoints=checkpoints,
         )
         self._let_read_data(settings, datasets)
+        self._warn_of_unset_zone(settings)
         self._add_outputs()
 
     def _placement_group(self, wanted: bool | str | None) -> bool | ec2.IPlacementGroup | None:
@@ -80,6 +81,14 @@ class TrainingClusterStack(Stack):
             bucket = s3.Bucket.from_bucket_name(self, "Data", name)
         folder = folder.strip("/")
         self.cluster.grant_read(bucket, f"{folder}/*" if folder else "*")
+
+    def _warn_of_unset_zone(self, settings: Settings) -> None:
+        if settings.parsed_capacity.is_placed_by_ec2 and settings.availability_zone is None:
+            Annotations.of(self).add_warning_v2(
+                "traincluster:zoneOfReservation",
+                "The capacity is reserved in one Availability Zone, but availability_zone is not set: the nodes are put into the "
+                "first zone of the region and start only if that is the reservation's.",
+            )
 
     def _add_outputs(self) -> None:
         group = self.cluster.auto_scaling_group.ref

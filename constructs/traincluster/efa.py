@@ -51,8 +51,8 @@ def use_efa(instance_type: InstanceType, wanted: bool | None) -> bool:
     """
     if wanted and not instance_type.efa_cards:
         sizes = efa_sizes(instance_type.name.partition(".")[0])
-        larger = f" or a type that has it ({', '.join(sizes)})" if sizes else ""
-        raise ValueError(f"efa is true, but {instance_type.name} has no EFA. Set efa to false, or leave it out{larger}.")
+        larger = f", or choose a type that has it: {', '.join(sizes)}" if sizes else ""
+        raise ValueError(f"efa is true, but {instance_type.name} has no EFA. Set efa to false or leave it out{larger}.")
     return bool(instance_type.efa_cards) if wanted is None else wanted
 
 

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainrun.config import ConfigError, from_mapping
-from trainrun.settings import TrainSettings
-from trainrun.spec import JobSpec, ShutdownSpec, TimeoutSpec
+from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

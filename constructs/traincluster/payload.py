@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import trainrun
+import trainrun.spec
 
 MOST_SOURCE_BYTES = 64 * 1024 * 1024
 """The most that a payload's files may hold together. What is larger is data, and belongs into a bucket."""
@@ -46,7 +46,7 @@ def pack(source: Path | None, *, package: Path | None = None) -> Payload:
     Raises:
         ValueError: the source is not a folder, is too large, or holds a link to a folder or out of it.
     """
-    package = package or Path(trainrun.__file__).parent
+    package = package or Path(trainrun.spec.__file__).parent
     files = [(f"trainrun/{name}", path) for name, path in _files(package, root=package)]
     if source is not None:
         if not source.is_dir():

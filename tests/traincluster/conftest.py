@@ -11,6 +11,7 @@ from typing import Any
 import aws_cdk as cdk
 import pytest
 from aws_cdk.assertions import Template
+
 from traincluster import CheckpointBucket, TrainingCluster, TrainingJob, TrainingNetwork
 
 JOB = TrainingJob(run="test-run", configuration={"steps": 10})

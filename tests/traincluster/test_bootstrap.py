@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from traincluster.payload import Payload, pack
 from traincluster.user_data import render
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, StorageSpec
@@ -98,7 +99,7 @@ def spec_for(payload: Payload) -> RunSpec:
         run="run",
         region="us-east-1",
         cluster=ClusterSpec(name="Stack/Cluster", instance_type="c7i.2xlarge", nodes_min=1, nodes_desired=1, nodes_max=1),
-        job=JobSpec(entry_point="trainrun.pretrain", arguments=("it's $(false) \"quoted\"",)),
+        job=JobSpec(entry_point="trainrun.pretrain", arguments=('it\'s $(false) "quoted"',)),
         storage=StorageSpec(location="s3://bucket"),
         payload_sha256=payload.sha256,
     )

@@ -6,6 +6,7 @@ import pytest
 from aws_cdk import aws_ec2 as ec2
 from hypothesis import given
 from hypothesis import strategies as st
+
 from traincluster import Capacity
 
 RESERVATION = "cr-0123456789abcdef0"
@@ -98,7 +99,9 @@ def test_capacity_that_ec2_does_not_sell_is_refused(name, capacity, synthesize):
         synthesize(instance_type=name, capacity=Capacity.parse(capacity))
 
 
-@pytest.mark.parametrize("text", ["on-demand", "spot", f"reservation:{RESERVATION}", f"block:{RESERVATION}", f"block:{GROUP_ARN}"])
+@pytest.mark.parametrize(
+    "text", ["on-demand", "spot", f"reservation:{RESERVATION}", f"block:{RESERVATION}", f"block:{GROUP_ARN}"]
+)
 def test_parse_reads_what_the_documentation_says(text):
     capacity = Capacity.parse(text)
     assert ":".join(filter(None, [capacity.kind, capacity.reserved])) == text

@@ -6,6 +6,7 @@ import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_kms as kms
 from aws_cdk.assertions import Annotations, Match, Template
+
 from traincluster import CheckpointBucket, DatasetBucket
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from traincluster.efa import EfaLayout, network_interfaces, use_efa
 from traincluster.instances import instance_type, instance_type_names
 

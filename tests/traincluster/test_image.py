@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from traincluster import NodeImage
 from traincluster.image import default_image
 from traincluster.instances import instance_type

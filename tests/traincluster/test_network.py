@@ -5,6 +5,7 @@ from __future__ import annotations
 import aws_cdk as cdk
 import pytest
 from aws_cdk import aws_ec2 as ec2
+
 from traincluster import TrainingNetwork
 
 
@@ -38,7 +39,9 @@ def test_net_12_isolated_network_has_every_endpoint(synthesize):
     assert not cluster.resources("AWS::EC2::InternetGateway")
     endpoints = cluster.resources("AWS::EC2::VPCEndpoint")
     services = {
-        "".join(part for part in one["Properties"]["ServiceName"]["Fn::Join"][1] if isinstance(part, str)).removeprefix("com.amazonaws.")
+        "".join(part for part in one["Properties"]["ServiceName"]["Fn::Join"][1] if isinstance(part, str)).removeprefix(
+            "com.amazonaws."
+        )
         for one in endpoints.values()
     }
     wanted = {"ssm", "ssmmessages", "ec2messages", "ec2", "autoscaling", "logs", "monitoring", "sts", "kms", "s3"}

@@ -8,6 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
+
 from traincluster import payload
 from traincluster.payload import pack
 

@@ -8,6 +8,7 @@ import re
 
 import aws_cdk as cdk
 import pytest
+
 from traincluster import TrainingJob
 from traincluster.payload import Payload
 from traincluster.user_data import LIMIT_BYTES, REFERENCE_BYTES, check_size, most_bytes, render
@@ -122,5 +123,3 @@ def test_net_10_no_interface_name_is_hard_coded(name, cluster_of):
     text = cluster_of(name).user_data
     assert "SOCKET_IFNAME" not in text
     assert not re.search(r"\b(eth0|ens\d+|enp\d+s\d+)\b", text)
-
-

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from trainrun.config import ConfigError, from_mapping, to_mapping
+from trainrun.config import ConfigError, from_mapping, merge, parse_scalar, to_mapping
 from trainrun.settings import TrainSettings
 
 SCHEMA_VERSION = 1
@@ -167,10 +167,12 @@ def _without_defaults(value: Any) -> dict[str, Any]:
     return mapping
 
 
+# Also the settings and their grammar: the CDK side imports nothing of trainrun but this module.
 __all__ = [
     "SCHEMA_VERSION",
     "Accelerator",
     "ClusterSpec",
+    "ConfigError",
     "JobSpec",
     "MonitoringSpec",
     "RunSpec",
@@ -178,5 +180,8 @@ __all__ = [
     "StorageSpec",
     "TimeoutSpec",
     "TrainSettings",
+    "from_mapping",
+    "merge",
+    "parse_scalar",
     "to_mapping",
 ]

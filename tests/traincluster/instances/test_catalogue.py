@@ -8,6 +8,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from traincluster.instances import efa_sizes, instance_type, instance_type_names, regenerate, sources
 
 
@@ -81,7 +82,12 @@ def test_a_type_is_frozen():
 
 @pytest.mark.parametrize(
     ("name", "near"),
-    [("p5.24xlarge", "p5.48xlarge"), ("c7i.2xlarg", "c7i.2xlarge"), ("p7.48xlarge", "p5.48xlarge"), ("P5.48xlarge", "p5.48xlarge")],
+    [
+        ("p5.24xlarge", "p5.48xlarge"),
+        ("c7i.2xlarg", "c7i.2xlarge"),
+        ("p7.48xlarge", "p5.48xlarge"),
+        ("P5.48xlarge", "p5.48xlarge"),
+    ],
 )
 def test_unknown_type_names_near_ones(name, near):
     with pytest.raises(ValueError, match=f"{name}.*is not in the catalogue.*{near}"):

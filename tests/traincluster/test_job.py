@@ -1,0 +1,69 @@
+"""What a job may say, and that all that is wrong with it is reported at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from traincluster import TrainingJob
+from trainrun.config import ConfigError
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "package" / "module.py").write_text("")
+    (tmp_path / "package" / "__main__.py").write_text("")
+    return tmp_path
+
+
+def test_the_bundled_gpt_needs_no_source():
+    assert TrainingJob(run="first").spec(python="/python").entry_point == "trainrun.pretrain"
+
+
+@pytest.mark.parametrize("entry_point", ["train.py", "package/module.py", "package.module", "package", "train"])
+def test_a_script_or_module_of_the_source(source, entry_point):
+    job = TrainingJob(run="first", source=source, entry_point=entry_point)
+    assert job.spec(python="/python").entry_point == entry_point
+
+
+@pytest.mark.parametrize("entry_point", ["missing.py", "package.missing", "../outside.py"])
+def test_an_entry_point_outside_the_source_is_refused(source, entry_point):
+    (source.parent / "outside.py").write_text("")
+    with pytest.raises(ConfigError, match="which is not in the source"):
+        TrainingJob(run="first", source=source, entry_point=entry_point)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"run": ""}, "run is ''. Allowed: letters, digits"),
+        ({"run": "a/b"}, "run is 'a/b'"),
+        ({"run": "x" * 64}, "at most 63"),
+        ({"entry_point": "train.py"}, "there is no source that holds it"),
+        ({"source": "/no/such/folder", "entry_point": "train.py"}, "which is not a folder"),
+        ({"environment": {"1X": "y"}}, "environment names the variable '1X'"),
+        ({"publish_seconds": 0}, "publish_seconds is 0. Allowed: more than 0"),
+        ({"configuration": {"stepz": 3}}, "Unknown setting 'stepz' in the job's configuration. Did you mean 'steps'?"),
+        ({"configuration": {"steps": "many"}}, "steps must be a whole number, not 'many'"),
+        ({"configuration": {"run": "x"}}, "Set the job's run instead"),
+        ({"configuration": {"checkpoint": {"location": "s3://x"}}}, "which a node takes from the cluster"),
+    ],
+)
+def test_what_could_not_run_is_refused(arguments, message):
+    with pytest.raises(ConfigError) as caught:
+        TrainingJob(**{"run": "first", **arguments})
+    assert message in str(caught.value)
+
+
+def test_a_source_that_nothing_uses_is_refused(source):
+    with pytest.raises(ConfigError, match="which uses nothing of it"):
+        TrainingJob(run="first", source=source)
+
+
+def test_all_problems_are_reported_together():
+    with pytest.raises(ConfigError) as caught:
+        TrainingJob(run="a b", entry_point="train.py", configuration={"steps": 0})
+    assert len(caught.value.problems) == 3
