@@ -36,7 +36,8 @@ import rank_programs
 
 # Forked from a clean process that has imported torch already, a rank starts in milliseconds.
 PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload(["rank_programs", "boto3", "trainrun.run"])
+# (the first optimizer of a process imports torch._dynamo, which takes a second)
+PROCESSES.set_forkserver_preload(["rank_programs", "boto3", "torch._dynamo", "trainrun.run"])
 
 TINY = [
     *("--sequence_length=16", "--batch_tokens=128", "--micro_batch=4"),

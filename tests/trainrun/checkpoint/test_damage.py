@@ -1,0 +1,228 @@
+"""Checkpoints that are damaged, hostile or of something else are never used, and never passed over in silence."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trainrun.checkpoint.layout import Commit, Damaged, commit_key, committed_steps, parse_commit, read_commit
+from trainrun.checkpoint.read import load_into, newest_good, verify
+from trainrun.checkpoint.tensors import model_tensors
+from trainrun.checkpoint.write import take_snapshot, write_shard
+from trainrun.config import ConfigError
+from trainrun.errors import CheckpointError
+from trainrun.models.gpt import GPT
+from trainrun.optimizer import adamw
+from trainrun.run import Run
+from trainrun.store import Store, StoreError, open_store
+
+Start = Callable[..., Run]
+
+
+def run_to(alone: Start, dataset: str, folder: Path, steps: int, *more: str) -> tuple[Run, GPT]:
+    """Train, or go on, in this process, with a checkpoint at every step."""
+    run = alone(f"--data={dataset}", f"--steps={steps}", "--checkpoint.every_steps=1", f"--checkpoint.location={folder}", *more)
+    data = run.tokens()
+    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    state = run.state(model=model, optimizer=optimizer, data=data)
+    state.resume()
+    for _ in run.steps():
+        for batch in data.micro_batches():
+            run.backward(model.loss(batch))
+        run.step(optimizer)
+        state.save()
+    return run, gpt
+
+
+@pytest.fixture
+def store(alone: Start, dataset: str, tmp_path: Path) -> Store:
+    """A run's folder with checkpoints of steps 1, 2 and 3."""
+    run_to(alone, dataset, tmp_path, 3)
+    return open_store(str(tmp_path / "run"))
+
+
+def newest_shard(store: Store) -> Path:
+    return Path(store.url, read_commit(store, 3).shards[0].key)
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) * 6 // 10])
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, truncate, Path.unlink], ids=lambda damage: damage.__name__)
+def test_ckpt_04_a_damaged_shard_is_told_and_the_checkpoint_before_is_taken(
+    store: Store,
+    alone: Start,
+    dataset: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Callable[[Path], None],
+) -> None:
+    damage(newest_shard(store))
+    with pytest.raises(Damaged):
+        verify(store, read_commit(store, 3))
+    run, _ = run_to(alone, dataset, tmp_path, 4)
+    told = capsys.readouterr().err
+    assert "WARNING: the checkpoint of step 3 is damaged: rank 0" in told
+    assert "Resumed from step 2" in told
+    assert run.completed == 4
+    # Step 3 was trained again and committed again; the damaged one was set aside.
+    assert committed_steps(store) == [2, 3, 4]
+    verify(store, read_commit(store, 3))
+    assert any("step-000000003/DAMAGED-" in item.key for item in store.list())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{}", b"[]", b"\x80\x04\x95", b'{"step": 3}', pickle.dumps({"step": 3})],
+    ids=lambda content: repr(content[:12]),
+)
+def test_ckpt_04_a_commit_that_is_none_is_damage(
+    store: Store, alone: Start, dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    store.put(commit_key(3), content)
+    run_to(alone, dataset, tmp_path, 3)
+    assert "step 3 is damaged" in capsys.readouterr().err
+
+
+def test_ckpt_04_no_silent_start_over_damaged_checkpoints(store: Store, alone: Start, dataset: str, tmp_path: Path) -> None:
+    for step in committed_steps(store):
+        store.put(commit_key(step), b"garbage")
+    with pytest.raises(CheckpointError, match=r"None of the 3 checkpoints .* can be read"):
+        run_to(alone, dataset, tmp_path, 4)
+    with pytest.raises(CheckpointError, match="damaged"):
+        newest_good(store, lambda commit: verify(store, commit), warn=lambda text: None)
+    assert committed_steps(store) == [1, 2, 3]
+
+
+def test_a_store_that_fails_is_no_damage(
+    store: Store, alone: Start, dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A passing fault must not cost the work since the checkpoint before."""
+
+    def failing(*arguments: Any) -> None:
+        raise StoreError("the network is down")
+
+    monkeypatch.setattr("trainrun.checkpoint.read.load_into", failing)
+    with pytest.raises(CheckpointError, match="step 3 could not be read: rank 0: the network is down"):
+        run_to(alone, dataset, tmp_path, 4)
+    assert committed_steps(store) == [1, 2, 3]
+
+
+class Bomb:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return Path.touch, (self.path,)
+
+
+def test_num_09_a_hostile_checkpoint_runs_no_code(store: Store, alone: Start, dataset: str, tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    newest_shard(store).write_bytes(pickle.dumps(Bomb(trap)))
+    store.put(commit_key(2), pickle.dumps(Bomb(trap)))
+    run_to(alone, dataset, tmp_path, 3)
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("shards", 0, "key"), "../../etc/passwd"),
+        (("shards", 0, "key"), "/etc/passwd"),
+        (("shards", 0, "key"), "step-000000002/x/rank-00000.bin"),
+        (("shards", 0, "length"), 10),
+        (("shards", 0, "tensors", "model/embedding.weight", "offset"), -64),
+        (("shards", 0, "tensors", "model/embedding.weight", "length"), 10**15),
+        (("shards", 0, "tensors", "model/embedding.weight", "dtype"), "object"),
+        (("shards", 0, "tensors", "model/embedding.weight", "slice"), [[0, 10**9], [0, 16]]),
+        (("shards", 0, "tensors", "model/embedding.weight", "shape"), [1]),
+        (("step",), 5),
+        (("world",), 2),
+        (("shards",), []),
+        (("settings",), 3),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_commit_that_contradicts_itself_is_damage(store: Store, path: tuple[Any, ...], value: Any) -> None:
+    document = json.loads(store.get(commit_key(3)))
+    place = document
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    with pytest.raises(Damaged):
+        parse_commit(json.dumps(document), 3)
+
+
+def test_a_commit_of_a_newer_trainrun_says_so(store: Store) -> None:
+    document = {**json.loads(store.get(commit_key(3))), "schema": 2, "novelty": True}
+    with pytest.raises(CheckpointError, match="has schema 2, this trainrun reads 1"):
+        parse_commit(json.dumps(document), 3)
+
+
+def test_another_model_is_an_error_that_names_what_differs(store: Store, alone: Start, dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"lacks what this model has: model/blocks\.1\."):
+        run_to(alone, dataset, tmp_path, 4, "--model.layers=2")
+    with pytest.raises(
+        ConfigError, match=r"model/embedding\.weight is float32 \[257, 16\] in the checkpoint, float32 \[257, 32\] here"
+    ):
+        run_to(alone, dataset, tmp_path, 4, "--model.width=32")
+    with pytest.raises(ConfigError, match=r"lacks what this model has: model/head\.weight"):
+        run_to(alone, dataset, tmp_path, 4, "--model.tied=false")
+
+
+def test_another_order_of_data_is_an_error(store: Store, alone: Start, dataset: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="trained with seed 0, this run has 7"):
+        run_to(alone, dataset, tmp_path, 4, "--seed=7")
+
+
+def test_slices_of_a_tensor_from_several_shards_make_up_the_whole(tmp_path: Path) -> None:
+    """As strategies that shard will write them."""
+    whole = torch.arange(12.0).reshape(4, 3)
+    store = open_store(str(tmp_path))
+
+    def commit_of(*rows: tuple[int, int]) -> Commit:
+        shards = []
+        for rank, (start, stop) in enumerate(rows):
+            snapshot = take_snapshot({"w": whole[start:stop]}, {})
+            entry = dataclasses.replace(snapshot.tensors["w"], shape=(4, 3), slice=((start, stop), (0, 3)))
+            snapshot = dataclasses.replace(snapshot, tensors={"w": entry})
+            shards.append(write_shard(store, snapshot, step=1, attempt="a", rank=rank, timeout_seconds=10))
+        commit = Commit(
+            run="run", step=1, tokens=0, attempt="a", time=0.0, world=len(rows), mesh={}, data={}, settings={}, versions={},
+            shards=tuple(shards),
+        )  # fmt: skip
+        return parse_commit(commit.to_json(), 1)
+
+    target = torch.zeros(4, 3)
+    load_into({"w": target}, store, commit_of((0, 1), (1, 4)))
+    assert torch.equal(target, whole)
+    for wrong in (((0, 2),), ((0, 2), (3, 4)), ((0, 2), (1, 3)), ((0, 3), (2, 4))):
+        with pytest.raises(Damaged, match="do not make up a whole"):
+            load_into({"w": target}, store, commit_of(*wrong))
+    with pytest.raises(Damaged, match="missing"):
+        load_into({"v": target}, store, commit_of((0, 4)))
+
+
+def test_restored_tensors_are_those_that_were_saved_bit_for_bit(alone: Start, dataset: str, tmp_path: Path) -> None:
+    _, trained = run_to(alone, dataset, tmp_path, 3)
+    _, restored = run_to(alone, dataset, tmp_path, 3, "--seed=0")
+    saved = model_tensors(trained)
+    assert all(torch.equal(saved[name], tensor) for name, tensor in model_tensors(restored).items())

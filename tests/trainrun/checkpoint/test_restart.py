@@ -1,0 +1,167 @@
+"""Runs that are killed, damaged and resumed, on one rank and on several."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainrun.checkpoint.layout import committed_steps, read_commit, shard_key
+from trainrun.checkpoint.read import newest_good, verify
+from trainrun.store import open_store
+
+EVERY_2_OF_6 = ["--steps=6", "--checkpoint.every_steps=2", "--checkpoint.keep=10"]
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_num_08_a_killed_run_goes_on_bit_for_bit(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path, world: int) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--batch_tokens={16 * 4 * world * 2}"]
+    location = f"--checkpoint.location={tmp_path / 'runs'}"
+    whole = ranks("train", world=world, arguments=[*arguments, f"--checkpoint.location={tmp_path / 'whole'}"], dropout=True)
+    killed = ranks("train", world=world, arguments=[*arguments, location], dropout=True, kill_at=6)
+    assert [outcome.code for outcome in killed] == [-signal.SIGKILL] * world
+    resumed = ranks("train", world=world, arguments=[*arguments, location], dropout=True)
+    for before, after in zip(whole, resumed, strict=True):
+        assert after.code == 0, after.log
+        assert after.result["resumed"] == 4
+        assert after.result["restored"] == before.result["saved"]["4"]
+        assert after.result["final"] == before.result["final"]
+        assert after.result["rates"] == before.result["rates"][4:]
+        assert after.result["tokens"] == before.result["tokens"]
+
+
+def test_a_run_that_is_done_finds_nothing_to_do(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path) -> None:
+    arguments = [*tiny, f"--data={dataset}", "--steps=3", f"--checkpoint.location={tmp_path / 'runs'}"]
+    first = ranks("train", arguments=arguments)[0]
+    again = ranks("train", arguments=arguments)[0]
+    assert again.code == 0
+    assert again.result["resumed"] == 3
+    assert again.result["seen"] == []
+    assert again.result["final"] == first.result["final"]
+
+
+def test_num_07_any_number_of_ranks_goes_on_from_any_other(ranks: Any, tiny: list[str], dataset: str, bucket: str) -> None:
+    arguments = [*tiny, f"--data={dataset}", "--checkpoint.every_steps=2", f"--checkpoint.location=s3://{bucket}/runs"]
+    for world, kill_at in ((2, 3), (1, 5), (4, 7)):
+        killed = ranks("train", world=world, arguments=[*arguments, "--steps=8"], kill_at=kill_at)
+        assert [outcome.code for outcome in killed] == [-signal.SIGKILL] * world, killed[0].log
+    outcomes = ranks("train", world=2, arguments=[*arguments, "--steps=8"])
+    assert [outcome.result["resumed"] for outcome in outcomes] == [6, 6]
+    assert outcomes[0].result["final"] == outcomes[1].result["final"]
+    assert "written by 4 ranks, now there are 2: random streams" in outcomes[0].log
+    plain = ranks("train", arguments=[*tiny, f"--data={dataset}", "--steps=8"])[0]
+    for name, value in outcomes[0].parameters().items():
+        np.testing.assert_allclose(value, plain.parameters()[name], atol=2e-4, err_msg=name)
+    store = open_store(f"s3://{bucket}/runs/run")
+    commit = read_commit(store, 6)
+    assert commit.world == 4
+    names = [set(shard.tensors) for shard in commit.shards]
+    assert all(any(name.startswith("model/") for name in own) for own in names)  # the upload is shared
+    assert sum(len(own) for own in names) == len(set.union(*names))
+
+
+@pytest.mark.parametrize("kill_after_put", range(1, 8))
+def test_ckpt_01_killed_after_any_put_the_checkpoint_before_is_whole(
+    ranks: Any, tiny: list[str], dataset: str, bucket: str, kill_after_put: int
+) -> None:
+    """Steps 2, 4, 6 put a shard and then a COMMIT each: put 2n makes the n-th checkpoint exist, and not before."""
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location=s3://{bucket}/runs"]
+    outcome = ranks("train", arguments=arguments, kill_after_put=kill_after_put)[0]
+    assert outcome.code == (-signal.SIGKILL if kill_after_put <= 6 else 0)
+    store = open_store(f"s3://{bucket}/runs/run")
+    expected = min(kill_after_put // 2, 3)
+    assert committed_steps(store) == [2, 4, 6][:expected]
+    if expected:
+        commit, _ = newest_good(store, lambda commit: verify(store, commit), warn=pytest.fail)
+        assert commit.step == 2 * expected
+    resumed = ranks("train", arguments=arguments)[0]
+    assert resumed.code == 0, resumed.log
+    assert resumed.result["resumed"] == 2 * expected
+    assert committed_steps(store) == [2, 4, 6]
+
+
+def test_ckpt_01_a_rank_killed_before_its_shard_is_there_leaves_no_commit(
+    ranks: Any, tiny: list[str], dataset: str, tmp_path: Path
+) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location={tmp_path / 'runs'}"]
+    # rank 0 puts its shard of step 2, the COMMIT, its shard of step 4; rank 1 only shards
+    outcomes = ranks("train", world=2, arguments=arguments, only={1: {"kill_after_put": 2}})
+    assert outcomes[1].code == -signal.SIGKILL
+    assert outcomes[0].code == 1
+    assert committed_steps(open_store(str(tmp_path / "runs/run"))) == [2]
+
+
+def test_ckpt_02_rank_0_decides_what_is_resumed(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location={tmp_path / 'runs'}"]
+    ranks("train", world=2, arguments=arguments, kill_at=5)
+    resumed = ranks("train", world=2, arguments=arguments, faults=("rank_1_sees_no_checkpoint",))
+    assert [outcome.result["resumed"] for outcome in resumed] == [4, 4]
+
+
+def test_ckpt_02_damage_that_one_rank_reads_takes_all_ranks_back(
+    ranks: Any, tiny: list[str], dataset: str, tmp_path: Path
+) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location={tmp_path / 'runs'}"]
+    ranks("train", world=2, arguments=arguments, kill_at=5)
+    resumed = ranks("train", world=2, arguments=arguments, faults=("rank_1_reads_damage_at_step_4",))
+    assert [outcome.result["resumed"] for outcome in resumed] == [2, 2]
+    assert "step 4 is damaged: rank 1: rank 1 read something else" in resumed[0].log
+    assert committed_steps(open_store(str(tmp_path / "runs/run"))) == [2, 4, 6]
+
+
+def test_ckpt_12_a_store_that_is_slow_at_first_gets_the_checkpoint(
+    ranks: Any, s3: Any, tiny: list[str], dataset: str, bucket: str
+) -> None:
+    s3.fail(r"PUT .*rank-00002", times=2)
+    arguments = [*tiny, f"--data={dataset}", "--steps=2", f"--checkpoint.location=s3://{bucket}/runs", "--batch_tokens=96"]
+    outcomes = ranks("train", world=3, arguments=arguments)
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0], outcomes[2].log
+    assert committed_steps(open_store(f"s3://{bucket}/runs/run")) == [2]
+    puts = [request for request in s3.requests if request.startswith("PUT") and "/runs/" in request]
+    assert "COMMIT.json" in puts[-1]
+
+
+def test_ckpt_12_a_save_that_always_fails_on_one_rank_fails_on_all_and_ends_the_run_at_the_third(
+    ranks: Any, s3: Any, tiny: list[str], dataset: str, bucket: str
+) -> None:
+    s3.fail(r"PUT .*rank-00002")
+    arguments = [*tiny, f"--data={dataset}", "--steps=9", f"--checkpoint.location=s3://{bucket}/runs"]
+    arguments += ["--checkpoint.every_steps=2", "--batch_tokens=96"]
+    outcomes = ranks("train", world=3, arguments=arguments, faults=("two_attempts_a_request",))
+    assert [outcome.code for outcome in outcomes] == [1, 1, 1]
+    for outcome in outcomes:
+        assert "3 saves in a row failed, the last at step 6: rank 2" in outcome.log
+        assert "SlowDown" in outcome.log
+    assert "saving step 2 failed (1 of 3 in a row): rank 2" in outcomes[0].log
+    assert committed_steps(open_store(f"s3://{bucket}/runs/run")) == []
+
+
+def test_metrics_tell_what_happened(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location={tmp_path / 'runs'}"]
+    ranks("train", world=2, arguments=arguments, kill_at=4)
+    outcomes = ranks("train", world=2, arguments=arguments)
+    lines = [json.loads(line) for path in outcomes[0].folder.glob("state/metrics/*.jsonl") for line in path.open()]
+    events = [(line["event"], line["step"]) for line in lines if "event" in line]
+    assert events == [("resumed", 2), ("started", 2), ("committed", 4), ("committed", 6), ("finished", 6)]
+    step = next(line for line in lines if line.get("step") == 5)
+    assert set(step) == {
+        *("time", "step", "steps", "loss", "learning_rate", "gradient_norm", "tokens", "tokens_per_second", "seconds_left"),
+        *("world", "precision"),
+    }
+    assert (step["steps"], step["tokens"], step["world"], step["precision"]) == (6, 5 * 128, 2, "fp32")
+    assert not list(outcomes[1].folder.glob("state/metrics/*"))
+
+
+def test_every_checkpoint_has_bytes_of_its_own(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location={tmp_path / 'runs'}"]
+    ranks("train", arguments=arguments)
+    store = open_store(str(tmp_path / "runs/run"))
+    commits = [read_commit(store, step) for step in (2, 4, 6)]
+    assert len({commit.shards[0].sha256 for commit in commits}) == 3
+    assert [commit.tokens for commit in commits] == [256, 512, 768]
+    assert [commit.shards[0].key for commit in commits] == [shard_key(c.step, c.attempt, 0) for c in commits]
+    assert commits[-1].settings["model"]["width"] == 16

@@ -1,0 +1,241 @@
+"""Saving: policy, retention, and what tensors are called."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from trainrun.checkpoint import write
+from trainrun.checkpoint.layout import Commit, commit_key, committed_steps, new_attempt, read_commit, shard_key
+from trainrun.checkpoint.read import verify
+from trainrun.checkpoint.retention import keep_newest
+from trainrun.checkpoint.tensors import (
+    canonical,
+    load_random_state,
+    model_tensors,
+    optimizer_state,
+    owners,
+    random_state,
+)
+from trainrun.checkpoint.write import take_snapshot, write_commit, write_shard
+from trainrun.config import ConfigError
+from trainrun.errors import CheckpointError
+from trainrun.run import Run
+from trainrun.store import Store, StoreError, open_store
+
+
+def write_checkpoint(store: Store, step: int) -> Commit:
+    """A small checkpoint, as one rank writes it."""
+    attempt = new_attempt()
+    snapshot = take_snapshot({"model/w": torch.full((3,), float(step))}, {})
+    shard = write_shard(store, snapshot, step=step, attempt=attempt, rank=0, timeout_seconds=10)
+    commit = Commit(
+        run="run", step=step, tokens=0, attempt=attempt, time=0.0, world=1, mesh={}, data={}, settings={}, versions={},
+        shards=(shard,),
+    )  # fmt: skip
+    assert write_commit(store, commit)
+    return commit
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path / "run"))
+
+
+def test_ckpt_05_the_newest_by_number_are_kept(store: Store) -> None:
+    steps = list(range(9000, 10001, 100))
+    for step in reversed(steps):
+        write_checkpoint(store, step)
+    keep_newest(store, 10, abandoned_after_seconds=1000)
+    assert committed_steps(store) == steps[1:]
+    assert not list(store.list("step-000009000"))
+    for step in steps[1:]:
+        verify(store, read_commit(store, step))
+
+
+def test_ckpt_05_neither_text_nor_time_decides_which_is_newest(store: Store) -> None:
+    for age, step in ((5000, 2), (3000, 10), (9000, 100), (10, 10**9)):
+        path = Path(store.url, commit_key(write_checkpoint(store, step).step))
+        os.utime(path, (time.time() - age, time.time() - age))
+    assert committed_steps(store) == [2, 10, 100, 10**9]
+    keep_newest(store, 2, abandoned_after_seconds=1e9)
+    assert committed_steps(store) == [100, 10**9]
+
+
+def test_retention_leaves_what_is_being_written_and_takes_what_was_abandoned(store: Store) -> None:
+    write_checkpoint(store, 10)
+    for age, attempt in ((5000, "abandoned"), (10, "in-flight")):
+        path = Path(store.url, shard_key(20, attempt, 0))
+        store.put(shard_key(20, attempt, 0), b"bytes")
+        os.utime(path, (time.time() - age, time.time() - age))
+    commit = read_commit(store, 10)
+    os.utime(Path(store.url, commit.shards[0].key), (1, 1))  # an old shard that a commit names stays
+    keep_newest(store, 2, abandoned_after_seconds=1000)
+    assert [item.key for item in store.list()] == [
+        commit.shards[0].key,
+        commit_key(10),
+        shard_key(20, "in-flight", 0),
+    ]
+
+
+def test_retention_deletes_the_commit_before_its_shards(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        write_checkpoint(store, step)
+    deleted: list[str] = []
+    monkeypatch.setattr(type(store), "delete", lambda self, keys: deleted.extend(keys))
+    keep_newest(store, 2, abandoned_after_seconds=1000)
+    assert deleted[0] == commit_key(1)
+    assert all(key.startswith("step-000000001/") for key in deleted)
+
+
+def test_the_first_commit_of_a_step_stays(store: Store) -> None:
+    first = write_checkpoint(store, 5)
+    other = Commit(**{**first.__dict__, "attempt": "another"})
+    assert not write_commit(store, other)
+    assert write_commit(store, first)  # its own, as after an answer that was lost
+    assert read_commit(store, 5) == first
+
+
+def a_loop(run: Run, model: nn.Module) -> tuple[Any, Callable[[], None]]:
+    """State and a function that does one step on the stream of ``run``."""
+    data = run.tokens()
+    prepared, optimizer = run.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    state = run.state(model=prepared, optimizer=optimizer, data=data)
+    state.resume()
+
+    def step() -> None:
+        for batch in data.micro_batches():
+            run.backward(prepared(batch.inputs).sum())
+        run.step(optimizer)
+
+    return state, step
+
+
+class Embedded(nn.Module):
+    """The smallest model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(257))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.weight[tokens]
+
+
+def test_a_failed_save_is_tried_again_at_the_next_interval(
+    alone: Callable[..., Run], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = alone(f"--data={dataset}", "--steps=10", "--checkpoint.every_steps=2", f"--checkpoint.location={tmp_path}")
+    state, step = a_loop(run, Embedded())
+    real = write.write_shard
+
+    def full(*arguments: Any, **keywords: Any) -> Any:
+        raise StoreError("No space left on device")
+
+    saved = {}
+    for broken in (True, True, True, True, False, False):
+        monkeypatch.setattr(write, "write_shard", full if broken else real)
+        step()
+        saved[run.completed] = state.save()
+    assert saved == {1: False, 2: False, 3: False, 4: False, 5: False, 6: True}
+    told = capsys.readouterr().err
+    assert "saving step 2 failed (1 of 3 in a row): rank 0: StoreError: No space left" in told
+    assert "saving step 4 failed (2 of 3 in a row)" in told
+    assert committed_steps(open_store(str(tmp_path / "run"))) == [6]
+    monkeypatch.setattr(write, "write_shard", full)
+    with pytest.raises(CheckpointError, match="3 saves in a row failed, the last at step 7: rank 0: StoreError: No space left"):
+        step()
+        state.save(now=True)
+
+
+def test_a_diverged_run_is_not_saved(alone: Callable[..., Run], dataset: str, tmp_path: Path) -> None:
+    run = alone(f"--data={dataset}", "--steps=10", "--log_every=100", f"--checkpoint.location={tmp_path}")
+    model = Embedded()
+    state, step = a_loop(run, model)
+    with torch.no_grad():
+        model.weight.fill_(float("inf"))
+    model.register_forward_hook(lambda module, inputs, output: output * float("nan"))
+    step()
+    with pytest.raises(FloatingPointError, match="The gradient norm at step 1 is nan"):
+        state.save(now=True)
+    assert committed_steps(open_store(str(tmp_path / "run"))) == []
+
+
+def test_names_are_those_of_the_model_without_wrappers() -> None:
+    assert canonical("module._orig_mod.layers.0._checkpoint_wrapped_module.weight") == "layers.0.weight"
+
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(4, 3)
+            self.head = nn.Linear(3, 4, bias=False)
+            self.head.weight = self.embedding.weight
+            self.register_buffer("kept", torch.ones(2))
+            self.register_buffer("not_kept", torch.ones(2), persistent=False)
+
+    assert sorted(model_tensors(Tied())) == ["model/embedding.weight", "model/kept"]
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, other = Embedded(), Embedded()
+    optimizer = torch.optim.Adam(other.parameters())
+    other.weight.grad = torch.ones(257)
+    optimizer.step()
+    with pytest.raises(ConfigError, match=r"a parameter of shape \(257,\) that the model has not"):
+        optimizer_state(optimizer, model)
+
+
+def test_ranks_share_the_bytes_evenly() -> None:
+    tensors = {f"t{n}": torch.empty(size, dtype=torch.uint8) for n, size in enumerate((900, 500, 400, 300, 300, 200, 200, 200))}
+    owner = owners(tensors, 3)
+    load = [sum(tensors[name].nbytes for name, rank in owner.items() if rank == r) for r in range(3)]
+    assert sum(load) == 3000
+    assert max(load) <= 1100
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8])
+def test_tensors_of_any_type_and_layout_come_back_bit_for_bit(store: Store, dtype: torch.dtype) -> None:
+    from trainrun.checkpoint.read import read_tensors
+
+    square = (torch.randn(6, 6) * 3).to(dtype)
+    tensors = {"whole": square, "turned": square.t(), "part": square[1:5, ::2], "scalar": square[0, 0], "empty": square[:0]}
+    snapshot = take_snapshot(tensors, {"v": [1, None]})
+    shard = write_shard(store, snapshot, step=1, attempt="a", rank=0, timeout_seconds=10)
+    commit = Commit(
+        run="run", step=1, tokens=0, attempt="a", time=0.0, world=1, mesh={}, data={}, settings={}, versions={}, shards=(shard,)
+    )
+    found = read_tensors(store, commit, lambda name: True)
+    for name, tensor in tensors.items():
+        assert found[name].dtype == dtype
+        assert torch.equal(found[name], tensor), name
+
+
+def test_a_snapshot_does_not_change_with_its_tensors() -> None:
+    tensor = torch.ones(4)
+    snapshot = take_snapshot({"t": tensor}, {})
+    before = bytes(snapshot.data)
+    tensor.zero_()
+    assert bytes(snapshot.data) == before
+
+
+def test_random_streams_come_back() -> None:
+    import random
+
+    tensors, values = random_state(0, torch.device("cpu"))
+    tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+
+    def draw() -> tuple[Any, ...]:
+        return random.random(), random.gauss(0, 1), float(np.random.rand()), torch.rand(3).tolist()
+
+    first = draw()
+    draw()
+    load_random_state(0, torch.device("cpu"), tensors, values)
+    assert draw() == first
