@@ -32,10 +32,15 @@ def main() -> None:
         loopback.install()
     server = CloudServer(directory=arguments.directory, port=arguments.port)
     if arguments.die_with_stdin:
-        Thread(target=lambda: (sys.stdin.buffer.read(), ended.set()), daemon=True, name="parent").start()
+        Thread(target=_wait_for_parent, args=(ended,), daemon=True, name="parent").start()
     print(json.dumps(server.state), flush=True)
     ended.wait()
     server.stop()
+
+
+def _wait_for_parent(ended: Event) -> None:
+    sys.stdin.buffer.read()  # returns when the parent's end of the pipe closes
+    ended.set()
 
 
 def _fence_off() -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
 from threading import RLock
 from typing import Any
 
@@ -33,7 +32,7 @@ class Application:
     def __init__(self) -> None:
         install_all()
         self._moto = DomainDispatcherApplication(create_backend_app)
-        self._locks = {"s3": RLock(), "other": RLock(), "cloudformation": nullcontext()}
+        self._locks = {"s3": RLock(), "other": RLock()}
         self.clients = Clients(self)
         self.stacks = StackAccount(self.clients)
 
@@ -66,6 +65,6 @@ def _body(environ: dict[str, Any]) -> bytes:
         content: bytes = stream.read()
         environ["CONTENT_LENGTH"] = str(len(content))
         environ.pop("HTTP_TRANSFER_ENCODING", None)
-        return content
-    content = stream.read(int(environ.get("CONTENT_LENGTH") or 0))
+    else:
+        content = stream.read(int(environ.get("CONTENT_LENGTH") or 0))
     return content

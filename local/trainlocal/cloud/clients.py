@@ -19,7 +19,7 @@ class Clients:
 
     def __init__(self, application: Application) -> None:
         self._application = application
-        self._session = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1")
+        self._session: Any = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1")
         self._made: dict[tuple[str, str], Any] = {}
         self._lock = Lock()
 
@@ -40,7 +40,8 @@ class Clients:
             answered.update(status=int(status.split()[0]), headers=headers)
 
         body = b"".join(self._application(_environ(request), start_response))
-        return AWSResponse(request.url, answered["status"], HeadersDict(answered["headers"]), _Raw(body))
+        headers: Any = HeadersDict(answered["headers"])
+        return AWSResponse(request.url, answered["status"], headers, _Raw(body))
 
 
 class _Raw(io.BytesIO):
@@ -53,7 +54,7 @@ class _Raw(io.BytesIO):
 def _environ(request: AWSPreparedRequest) -> dict[str, Any]:
     """The WSGI environment of a request that botocore would have sent."""
     url = urlsplit(request.url)
-    body = request.body or b""
+    body: Any = request.body or b""
     content = body.read() if hasattr(body, "read") else body.encode() if isinstance(body, str) else body
     environ: dict[str, Any] = {
         "REQUEST_METHOD": request.method,

@@ -49,7 +49,9 @@ class CloudServer:
     def serve(self, listening: socket.socket) -> None:
         """Serves the account on one more listening TCP socket, whichever network namespace it was made in."""
         address, port = listening.getsockname()[:2]
-        server = make_server(address, port, self.application, threaded=True, request_handler=RequestHandler, fd=listening.fileno())
+        server = make_server(
+            address, port, self.application, threaded=True, request_handler=RequestHandler, fd=listening.fileno()
+        )
         listening.close()  # make_server took its own copy
         self._servers.append(server)
         Thread(target=server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True, name=f"serve {address}:{port}").start()

@@ -32,7 +32,7 @@ answering when they are done saves the client its first wait; a longer one goes 
 
 NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
 _STACK_NAME = re.compile(r"[a-zA-Z][-a-zA-Z0-9]{0,127}")
-_UPDATABLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "IMPORT_COMPLETE", "UPDATE_FAILED", "CREATE_FAILED")
+_UPDATABLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "UPDATE_FAILED", "CREATE_FAILED")
 
 
 class StackAccount:
@@ -65,7 +65,10 @@ class StackAccount:
         if kind not in ("CREATE", "UPDATE"):
             raise FormationError(f"The change set type {kind} is not emulated (CREATE and UPDATE are)")
         with self._lock:
-            stack = self._stack_to_create(region, params["StackName"]) if kind == "CREATE" else self._stack_to_update(region, params)
+            if kind == "CREATE":
+                stack = self._stack_to_create(region, params["StackName"])
+            else:
+                stack = self._stack_to_update(region, params)
             if params["ChangeSetName"] in stack.change_sets:
                 raise faults.AlreadyExists(f"ChangeSet {params['ChangeSetName']} already exists")
             intent = self._intent(stack, params)

@@ -40,7 +40,8 @@ class _Answer(ServiceException):
 def serve_formation(account: StackAccount, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
     """Answers one request."""
     status, headers, body = FormationApi(account)._dispatch(FormationRequest(environ))
-    return Response(body, status, {name: str(value) for name, value in headers.items() if name != "status"})(environ, start_response)
+    plain = {name: str(value) for name, value in headers.items() if name != "status"}
+    return Response(body, status, plain)(environ, start_response)
 
 
 class FormationApi(BaseResponse):
@@ -127,7 +128,8 @@ class FormationApi(BaseResponse):
         events = list(reversed(stack.events))
         start = int(params.get("NextToken") or 0)
         following = str(start + PAGE) if len(events) > start + PAGE else None
-        return ActionResult({"StackEvents": [_event(stack, each) for each in events[start : start + PAGE]], "NextToken": following})
+        page = [_event(stack, each) for each in events[start : start + PAGE]]
+        return ActionResult({"StackEvents": page, "NextToken": following})
 
     def describe_stack_resources(self, params: dict[str, Any]) -> ActionResult:
         stack, chosen = self._resources(params)
@@ -143,7 +145,8 @@ class FormationApi(BaseResponse):
 
     def list_stack_resources(self, params: dict[str, Any]) -> ActionResult:
         _, chosen = self._resources(params)
-        return ActionResult({"StackResourceSummaries": [{**_resource(each), "LastUpdatedTimestamp": each.updated} for each in chosen]})
+        summaries = [{**_resource(each), "LastUpdatedTimestamp": each.updated} for each in chosen]
+        return ActionResult({"StackResourceSummaries": summaries})
 
     def _resources(self, params: dict[str, Any]) -> tuple[Stack, list[Resource]]:
         wanted = params.get("LogicalResourceId")

@@ -21,6 +21,7 @@ from trainlocal.cloud.formation.stack import Intent, Resource, Stack, now
 from trainlocal.cloud.formation.surroundings import LiveSurroundings, provider_for
 from trainlocal.cloud.formation.template import Declaration
 
+
 class ResourceFailed(Exception):
     """A resource could not be made or changed; its events say why."""
 

@@ -213,7 +213,7 @@ class Evaluator:
     # Logic, in conditions and in rules.
 
     def _and(self, argument: Any) -> bool:
-        return all([self.truth(each) for each in argument])
+        return all(self.truth(each) for each in argument)
 
     def _contains(self, argument: Any) -> bool:
         choices, wanted = (self.value(each) for each in self._arguments("Fn::Contains", argument, (2,)))
@@ -237,7 +237,7 @@ class Evaluator:
         return not self.truth(self._arguments("Fn::Not", argument, (1,))[0])
 
     def _or(self, argument: Any) -> bool:
-        return any([self.truth(each) for each in argument])
+        return any(self.truth(each) for each in argument)
 
 
 _FUNCTIONS: dict[str, Callable[[Evaluator, Any], Any]] = {

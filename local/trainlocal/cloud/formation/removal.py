@@ -22,9 +22,7 @@ class Removal:
         self._surroundings = surroundings
         self._intent = intent
 
-    def remove(
-        self, resources: list[Resource], *, policy: Callable[[Resource], str], creating: bool = False
-    ) -> list[Resource]:
+    def remove(self, resources: list[Resource], *, policy: Callable[[Resource], str], creating: bool = False) -> list[Resource]:
         """Removes resources, or leaves them where their policy says so; returns those that could not be removed.
 
         What a failed one still needs is not touched. ``creating`` is true when their creation is being taken back, which

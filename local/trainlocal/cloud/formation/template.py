@@ -13,18 +13,35 @@ import yaml
 from trainlocal.cloud.formation.faults import FormationError
 
 SECTIONS = frozenset(
-    "AWSTemplateFormatVersion Description Metadata Parameters Rules Mappings Conditions Resources Outputs".split()
+    {
+        "AWSTemplateFormatVersion",
+        "Conditions",
+        "Description",
+        "Mappings",
+        "Metadata",
+        "Outputs",
+        "Parameters",
+        "Resources",
+        "Rules",
+    }
 )
 RESOURCE_KEYS = frozenset(
-    "Type Properties DependsOn Condition DeletionPolicy UpdateReplacePolicy UpdatePolicy Metadata".split()
+    {
+        "Condition",
+        "DeletionPolicy",
+        "DependsOn",
+        "Metadata",
+        "Properties",
+        "Type",
+        "UpdatePolicy",
+        "UpdateReplacePolicy",
+    }
 )
 POLICIES = frozenset({"Delete", "Retain", "RetainExceptOnCreate", "Snapshot"})
 
 
-class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """YAML as CloudFormation reads it: short intrinsic tags, and no dates."""
-
-
+# YAML as CloudFormation reads it: with short tags for intrinsic functions, and without dates. The fast loader, if it is there.
+_Loader: Any = type("_Loader", (getattr(yaml, "CSafeLoader", yaml.SafeLoader),), {})
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in _Loader.yaml_implicit_resolvers.items()

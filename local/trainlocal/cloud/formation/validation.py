@@ -11,6 +11,7 @@ from trainlocal.cloud.formation.surroundings import provider_for
 from trainlocal.cloud.formation.template import Declaration, Template
 from trainlocal.cloud.resources import NOTHING, provider_of
 
+
 def check_template(template: Template) -> None:
     """Raises ``FormationError`` with every fault of a template: unemulated types, properties and attributes, loose ends."""
     _check_references(template)

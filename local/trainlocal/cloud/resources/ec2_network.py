@@ -14,7 +14,14 @@ class Vpc(Provider):
     """A virtual network."""
 
     type = "AWS::EC2::VPC"
-    schema = record(CidrBlock=TEXT, EnableDnsHostnames=FLAG, EnableDnsSupport=FLAG, InstanceTenancy=TEXT, Tags=TAGS, required="CidrBlock")
+    schema = record(
+        CidrBlock=TEXT,
+        EnableDnsHostnames=FLAG,
+        EnableDnsSupport=FLAG,
+        InstanceTenancy=TEXT,
+        Tags=TAGS,
+        required="CidrBlock",
+    )
     replacing = frozenset({"CidrBlock", "InstanceTenancy"})
     attributes = frozenset({"CidrBlock", "CidrBlockAssociations", "DefaultNetworkAcl", "DefaultSecurityGroup", "VpcId"})
 
@@ -133,7 +140,11 @@ class Route(Provider):
 
     type = "AWS::EC2::Route"
     schema = record(
-        DestinationCidrBlock=TEXT, GatewayId=TEXT, NatGatewayId=TEXT, RouteTableId=TEXT, required="DestinationCidrBlock RouteTableId"
+        DestinationCidrBlock=TEXT,
+        GatewayId=TEXT,
+        NatGatewayId=TEXT,
+        RouteTableId=TEXT,
+        required="DestinationCidrBlock RouteTableId",
     )
     replacing = frozenset({"DestinationCidrBlock", "RouteTableId"})
 

@@ -6,18 +6,25 @@ from typing import Any
 
 from trainlocal.cloud.resources.ec2_tags import tag_ec2
 from trainlocal.cloud.resources.provider import Place, Provider, provides, undone_on_error
-from trainlocal.cloud.resources.schema import TAGS, TEXT, WHOLE, Many, Record, record
+from trainlocal.cloud.resources.schema import TAGS, TEXT, WHOLE, Kind, Many, Record, record
 
-_RULE = dict(CidrIp=TEXT, CidrIpv6=TEXT, Description=TEXT, FromPort=WHOLE, IpProtocol=TEXT, ToPort=WHOLE)
-_INGRESS = record(**_RULE, SourcePrefixListId=TEXT, SourceSecurityGroupId=TEXT, SourceSecurityGroupOwnerId=TEXT, required="IpProtocol")
-_EGRESS = record(**_RULE, DestinationPrefixListId=TEXT, DestinationSecurityGroupId=TEXT, required="IpProtocol")
+_RULE: dict[str, Kind] = {
+    "CidrIp": TEXT,
+    "CidrIpv6": TEXT,
+    "Description": TEXT,
+    "FromPort": WHOLE,
+    "IpProtocol": TEXT,
+    "ToPort": WHOLE,
+}
+_INGRESS = Record({**_RULE, "SourcePrefixListId": TEXT, "SourceSecurityGroupId": TEXT}, frozenset({"IpProtocol"}))
+_EGRESS = Record({**_RULE, "DestinationPrefixListId": TEXT, "DestinationSecurityGroupId": TEXT}, frozenset({"IpProtocol"}))
 _EVERYWHERE = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}
 
 
 def _permission(rule: dict[str, Any]) -> dict[str, Any]:
     """A rule in the form of the EC2 API."""
     note = {"Description": rule["Description"]} if "Description" in rule else {}
-    permission = {name: rule[name] for name in ("IpProtocol", "FromPort", "ToPort") if name in rule}
+    permission: dict[str, Any] = {name: rule[name] for name in ("IpProtocol", "FromPort", "ToPort") if name in rule}
     if "CidrIp" in rule:
         permission["IpRanges"] = [{"CidrIp": rule["CidrIp"], **note}]
     if "CidrIpv6" in rule:

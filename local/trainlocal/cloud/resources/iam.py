@@ -40,7 +40,8 @@ class Role(Provider):
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         client = place.client("iam")
         name = properties.get("RoleName") or place.name(limit=64)
-        request = {key: properties[key] for key in ("Description", "MaxSessionDuration", "Path", "PermissionsBoundary") if key in properties}
+        plain = ("Description", "MaxSessionDuration", "Path", "PermissionsBoundary")
+        request = {key: properties[key] for key in plain if key in properties}
         client.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(properties["AssumeRolePolicyDocument"]), **request)
         with undone_on_error(lambda: self.delete(place, name, properties)):
             self._attach(place, name, properties, {})
@@ -48,9 +49,7 @@ class Role(Provider):
 
     def update(self, place: Place, physical_id: str, properties: dict[str, Any], before: dict[str, Any]) -> None:
         client = place.client("iam")
-        client.update_assume_role_policy(
-            RoleName=physical_id, PolicyDocument=json.dumps(properties["AssumeRolePolicyDocument"])
-        )
+        client.update_assume_role_policy(RoleName=physical_id, PolicyDocument=json.dumps(properties["AssumeRolePolicyDocument"]))
         client.update_role(
             RoleName=physical_id,
             Description=properties.get("Description", ""),

@@ -29,7 +29,9 @@ class Key(Provider):
 
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         client = place.client("kms")
-        request = {name: properties[name] for name in ("Description", "KeySpec", "KeyUsage") if name in properties}
+        request: dict[str, Any] = {
+            name: properties[name] for name in ("Description", "KeySpec", "KeyUsage") if name in properties
+        }
         if "KeyPolicy" in properties:
             request["Policy"] = json.dumps(properties["KeyPolicy"])
         made: str = client.create_key(**request)["KeyMetadata"]["KeyId"]
@@ -44,7 +46,8 @@ class Key(Provider):
         self._set(place, physical_id, properties)
 
     def delete(self, place: Place, physical_id: str, properties: dict[str, Any]) -> None:
-        place.client("kms").schedule_key_deletion(KeyId=physical_id, PendingWindowInDays=properties.get("PendingWindowInDays", 30))
+        days = properties.get("PendingWindowInDays", 30)
+        place.client("kms").schedule_key_deletion(KeyId=physical_id, PendingWindowInDays=days)
 
     def attribute(self, place: Place, physical_id: str, properties: dict[str, Any], name: str) -> Any:
         return physical_id if name == "KeyId" else place.arn("kms", f"key/{physical_id}")

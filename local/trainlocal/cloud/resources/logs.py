@@ -20,7 +20,8 @@ class LogGroup(Provider):
 
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         name: str = properties.get("LogGroupName") or place.name()
-        request = {here: properties[there] for here, there in (("kmsKeyId", "KmsKeyId"), ("logGroupClass", "LogGroupClass")) if there in properties}
+        names = {"KmsKeyId": "kmsKeyId", "LogGroupClass": "logGroupClass"}
+        request = {there: properties[here] for here, there in names.items() if here in properties}
         place.client("logs").create_log_group(logGroupName=name, **request)
         self.update(place, name, properties, {})
         return name

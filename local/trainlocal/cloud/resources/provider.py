@@ -69,10 +69,12 @@ class Place:
 class Provider(ABC):
     """One resource type.
 
-    ``schema`` names the properties that are emulated; any other fails the deployment by name. ``replacing`` are those whose
-    change makes CloudFormation replace the resource ("Update requires: Replacement"). ``attributes`` are what Fn::GetAtt may
-    ask for, ``volatile`` those of them that an update in place may change. ``name_property`` is the one by which users name the
-    resource, if there is one. ``update_policies`` are the settings of the attribute UpdatePolicy. ``makes_identities`` types need the IAM capabilities.
+    ``schema``: the properties that are emulated; any other fails the deployment by name.
+    ``replacing``: those whose change makes CloudFormation replace the resource ("Update requires: Replacement").
+    ``attributes``: what Fn::GetAtt may ask for; ``volatile``: those of them that an update in place may change.
+    ``name_property``: the property by which users name the resource, if there is one.
+    ``update_policies``: the settings of the attribute UpdatePolicy.
+    ``makes_identities``: whether the IAM capabilities are needed.
     """
 
     type: ClassVar[str]

@@ -7,7 +7,9 @@ from typing import Any
 from trainlocal.cloud.resources.schema import FLAG, TEXT, WHOLE, Many, record
 
 _TRANSITION = record(StorageClass=TEXT, TransitionDate=TEXT, TransitionInDays=WHOLE, required="StorageClass")
-_NONCURRENT = record(NewerNoncurrentVersions=WHOLE, StorageClass=TEXT, TransitionInDays=WHOLE, required="StorageClass TransitionInDays")
+_NONCURRENT = record(
+    NewerNoncurrentVersions=WHOLE, StorageClass=TEXT, TransitionInDays=WHOLE, required="StorageClass TransitionInDays"
+)
 _RULE = record(
     AbortIncompleteMultipartUpload=record(DaysAfterInitiation=WHOLE, required="DaysAfterInitiation"),
     ExpirationDate=TEXT,

@@ -14,7 +14,15 @@ class Parameter(Provider):
 
     type = "AWS::SSM::Parameter"
     schema = record(
-        AllowedPattern=TEXT, DataType=TEXT, Description=TEXT, Name=TEXT, Tags=Named(TEXT), Tier=TEXT, Type=TEXT, Value=TEXT, required="Type Value"
+        AllowedPattern=TEXT,
+        DataType=TEXT,
+        Description=TEXT,
+        Name=TEXT,
+        Tags=Named(TEXT),
+        Tier=TEXT,
+        Type=TEXT,
+        Value=TEXT,
+        required="Type Value",
     )
     replacing = frozenset({"DataType", "Name"})
     attributes = frozenset({"Type", "Value"})

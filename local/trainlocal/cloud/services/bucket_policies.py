@@ -13,10 +13,12 @@ from typing import Any
 from moto.iam.access_control import IAMPolicy, PermissionResult
 from moto.s3.models import FakeBucket
 
+from trainlocal.cloud.services.amending import amend
+
 
 def install() -> None:
     """Makes buckets judge requests by their unconditional statements only."""
-    FakeBucket.get_permission = _permission
+    amend(FakeBucket, "get_permission", _permission)
 
 
 def _permission(bucket: FakeBucket, action: str, resource: str) -> Any:

@@ -8,12 +8,14 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend
 from moto.ec2.models.nat_gateways import NatGateway, NatGatewayBackend
 
+from trainlocal.cloud.services.amending import amend
+
 _mark_deleted = NatGatewayBackend.delete_nat_gateway
 
 
 def install() -> None:
     """Makes the deletion of a NAT gateway whole."""
-    EC2Backend.delete_nat_gateway = _delete_nat_gateway
+    amend(EC2Backend, "delete_nat_gateway", _delete_nat_gateway)
 
 
 def _delete_nat_gateway(backend: Any, nat_gateway_id: str) -> NatGateway:

@@ -15,6 +15,8 @@ from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami, AmiBackend
 from moto.ssm.models import Parameter, ParameterDict
 
+from trainlocal.cloud.services.amending import amend
+
 _DLAMI = "/aws/service/deeplearning/ami"
 _NEURON = "/aws/service/neuron/dlami"
 _SYSTEMS = ("ubuntu-22.04", "ubuntu-24.04", "amazon-linux-2023")
@@ -67,8 +69,8 @@ def public_images() -> tuple[PublicImage, ...]:
 def install() -> None:
     """Adds the images to every region's EC2 and their parameters to its SSM, when the region is first used."""
     if AmiBackend._load_amis is not _load_images:
-        AmiBackend._load_amis = _load_images
-        ParameterDict._check_loading_status = _load_parameters
+        amend(AmiBackend, "_load_amis", _load_images)
+        amend(ParameterDict, "_check_loading_status", _load_parameters)
 
 
 _load_moto_images = AmiBackend._load_amis
@@ -106,8 +108,9 @@ def _load_parameters(parameters: ParameterDict, key: str) -> None:
         dict.__setitem__(parameters, image.parameter, [_parameter(parameters, image)])
 
 
-def _parameter(parameters: ParameterDict, image: PublicImage) -> Parameter:
-    return Parameter(
+def _parameter(parameters: ParameterDict, image: PublicImage) -> Any:
+    make: Any = Parameter  # moto leaves two of its abstract methods open
+    return make(
         account_id=parameters.account_id,
         name=image.parameter,
         value=image.image_id(parameters.region_name),

@@ -12,7 +12,7 @@ from typing import Any
 
 from moto.core.types import Base64EncodedString
 from moto.ec2.models.instance_types import INSTANCE_TYPES
-from moto.iam import iam_backends
+from moto.iam.models import iam_backends
 from moto.utilities.utils import get_partition
 
 from trainlocal.cloud.services.placement_groups import placement_groups
@@ -98,7 +98,7 @@ def _check_cards(data: dict[str, Any]) -> None:
             raise LaunchRefused(f"Network card index {card} is not available on {instance_type}, which has {len(limits)} cards.")
         if device >= limits[card]:
             raise LaunchRefused(
-                f"Invalid value '{device}' for DeviceIndex: network card {card} of {instance_type} takes {limits[card]} interfaces."
+                f"Invalid value '{device}' for DeviceIndex: card {card} of {instance_type} takes {limits[card]} interfaces."
             )
     twice = [slot for slot, count in Counter(slots).items() if count > 1]
     if twice:

@@ -16,6 +16,7 @@ from moto.ec2.models.elastic_network_interfaces import Attachment
 from moto.ec2.models.instances import Instance
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
+from trainlocal.cloud.services.amending import amend
 from trainlocal.cloud.services.launch_checks import LaunchRefused, check_launch
 from trainlocal.cloud.services.scaling import record_activity
 
@@ -25,8 +26,8 @@ _attach = Attachment.__init__
 
 def install() -> None:
     """Makes Auto Scaling groups launch from the whole of their launch template."""
-    FakeAutoScalingGroup.replace_autoscaling_group_instances = launch
-    Attachment.__init__ = _attach_to_card
+    amend(FakeAutoScalingGroup, "replace_autoscaling_group_instances", launch)
+    amend(Attachment, "__init__", _attach_to_card)
 
 
 def _attach_to_card(attachment: Attachment, interface: Any) -> None:
@@ -41,7 +42,7 @@ def launch(group: FakeAutoScalingGroup, count: int, tags: dict[str, str]) -> Non
         return
     for _ in range(count):
         try:
-            instance = launch_instance(group, tags)
+            instance: Any = launch_instance(group, tags)
         except (LaunchRefused, ServiceException) as refusal:
             message = f"{refusal.message} Launching EC2 instance failed."
             record_activity(group, "Launching a new EC2 instance.  Status Reason: " + message, status="Failed", message=message)
@@ -51,7 +52,7 @@ def launch(group: FakeAutoScalingGroup, count: int, tags: dict[str, str]) -> Non
         record_activity(group, f"Launching a new EC2 instance: {instance.id}")
 
 
-def launch_instance(group: FakeAutoScalingGroup, tags: dict[str, str]) -> Instance:
+def launch_instance(group: Any, tags: dict[str, str]) -> Instance:
     """One instance of the group's launch template; raises ``LaunchRefused`` as EC2 would."""
     backend = group.ec2_backend
     version = group.ec2_launch_template.get_version(group.launch_template_version)
@@ -64,7 +65,7 @@ def launch_instance(group: FakeAutoScalingGroup, tags: dict[str, str]) -> Instan
     interfaces = data.get("NetworkInterfaces", [])
     primary = [interface for interface in interfaces if _slot(interface) == (0, 0)]
     groups = data.get("SecurityGroupIds", []) + data.get("SecurityGroups", [])
-    instance = backend.run_instances(
+    instance: Instance = backend.run_instances(
         data["ImageId"],
         1,
         user_data,

@@ -11,6 +11,8 @@ from moto.ec2.models.core import TaggedEC2Resource
 from moto.ec2.responses import EC2Response
 from moto.ec2.utils import EC2_PREFIX_TO_RESOURCE, EC2_RESOURCE_TO_PREFIX, generic_filter, random_id
 
+from trainlocal.cloud.services.amending import amend
+
 STRATEGIES = ("cluster", "partition", "spread")
 
 
@@ -54,9 +56,9 @@ def install() -> None:
     """Gives moto's EC2 the three actions."""
     EC2_RESOURCE_TO_PREFIX["placement-group"] = "pg"
     EC2_PREFIX_TO_RESOURCE["pg"] = "placement-group"
-    EC2Response.create_placement_group = _create
-    EC2Response.describe_placement_groups = _describe
-    EC2Response.delete_placement_group = _delete
+    amend(EC2Response, "create_placement_group", _create)
+    amend(EC2Response, "describe_placement_groups", _describe)
+    amend(EC2Response, "delete_placement_group", _delete)
 
 
 def _create(response: EC2Response) -> ActionResult:
@@ -64,7 +66,8 @@ def _create(response: EC2Response) -> ActionResult:
     name = response._get_param("GroupName")
     strategy = response._get_param("Strategy", "cluster")
     if strategy not in STRATEGIES:
-        raise EC2ClientError("InvalidParameterValue", f"Invalid value '{strategy}' for strategy; use one of {', '.join(STRATEGIES)}.")
+        message = f"Invalid value '{strategy}' for strategy; use one of {', '.join(STRATEGIES)}."
+        raise EC2ClientError("InvalidParameterValue", message)
     if name in placement_groups(backend):
         raise EC2ClientError("InvalidPlacementGroup.Duplicate", f"The placement group '{name}' already exists.")
     partitions = response._get_param("PartitionCount")
@@ -96,9 +99,8 @@ def _delete(response: EC2Response) -> ActionResult:
     name = response._get_param("GroupName")
     if name not in placement_groups(backend):
         raise unknown_placement_group(name)
-    in_use = [
-        instance.id for instance in backend.all_instances() if instance.placement.group_name == name and instance.state != "terminated"
-    ]
+    alive = [instance for instance in backend.all_instances() if instance.state != "terminated"]
+    in_use = [instance.id for instance in alive if instance.placement.group_name == name]
     if in_use:
         raise EC2ClientError("InvalidPlacementGroup.InUse", f"The placement group '{name}' is in use by {', '.join(in_use)}.")
     del placement_groups(backend)[name]

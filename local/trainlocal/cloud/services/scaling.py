@@ -13,6 +13,8 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult
 from moto.core.utils import utcnow
 
+from trainlocal.cloud.services.amending import amend
+
 _set_capacity = FakeAutoScalingGroup.set_desired_capacity
 _update_group = FakeAutoScalingGroup.update
 _replace_terminated = AutoScalingBackend.notify_terminate_instances
@@ -21,11 +23,11 @@ _delete_group = AutoScalingBackend.delete_auto_scaling_group
 
 def install() -> None:
     """Records what groups do and holds them to their bounds."""
-    AutoScalingResponse.describe_scaling_activities = _describe_activities
-    FakeAutoScalingGroup.set_desired_capacity = _set_capacity_within_bounds
-    FakeAutoScalingGroup.update = _update_whole_group
-    AutoScalingBackend.notify_terminate_instances = _notify_terminate_instances
-    AutoScalingBackend.delete_auto_scaling_group = _delete_whole_group
+    amend(AutoScalingResponse, "describe_scaling_activities", _describe_activities)
+    amend(FakeAutoScalingGroup, "set_desired_capacity", _set_capacity_within_bounds)
+    amend(FakeAutoScalingGroup, "update", _update_whole_group)
+    amend(AutoScalingBackend, "notify_terminate_instances", _notify_terminate_instances)
+    amend(AutoScalingBackend, "delete_auto_scaling_group", _delete_whole_group)
 
 
 def activities(backend: AutoScalingBackend) -> list[dict[str, Any]]:
@@ -35,11 +37,18 @@ def activities(backend: AutoScalingBackend) -> list[dict[str, Any]]:
 
 
 def record_activity(
-    group: FakeAutoScalingGroup, description: str, *, status: str = "Successful", message: str | None = None, cause: str | None = None
+    group: FakeAutoScalingGroup,
+    description: str,
+    *,
+    status: str = "Successful",
+    message: str | None = None,
+    cause: str | None = None,
 ) -> None:
     """Adds one finished activity of a group."""
     now = utcnow()
-    capacity = f"the difference between desired and actual capacity was found, the desired capacity being {group.desired_capacity}"
+    capacity = (
+        f"the difference between desired and actual capacity was found, the desired capacity being {group.desired_capacity}"
+    )
     activity = {
         "ActivityId": str(uuid4()),
         "AutoScalingGroupName": group.name,
