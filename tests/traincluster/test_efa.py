@@ -77,7 +77,7 @@ def test_net_09_efa_on_a_type_without_it_is_refused(name, synthesize):
 
 
 def test_net_09_the_refusal_names_sizes_that_have_it():
-    with pytest.raises(ValueError, match="c5n.9xlarge, c5n.18xlarge"):
+    with pytest.raises(ValueError, match=r"c5n\.9xlarge, c5n\.18xlarge"):
         use_efa(instance_type("c5n.4xlarge"), True)
 
 

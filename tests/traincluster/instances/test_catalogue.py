@@ -37,9 +37,24 @@ def test_accelerated_types(name, accelerator, count, cards, efa, efa_on_card_0):
 
 @pytest.mark.parametrize(
     ("name", "efa"),
-    [("c5n.18xlarge", 1), ("c6in.32xlarge", 2), ("c6gn.16xlarge", 1), ("c7gn.16xlarge", 1), ("c8gn.48xlarge", 2)]
-    + [("hpc6a.48xlarge", 1), ("hpc6id.32xlarge", 2), ("hpc7a.96xlarge", 2), ("hpc7g.16xlarge", 1), ("hpc8a.96xlarge", 2)]
-    + [("m5n.24xlarge", 1), ("r5n.24xlarge", 1), ("i3en.24xlarge", 1), ("c7i.2xlarge", 0), ("m7g.xlarge", 0), ("t3.large", 0)],
+    [
+        ("c5n.18xlarge", 1),
+        ("c6in.32xlarge", 2),
+        ("c6gn.16xlarge", 1),
+        ("c7gn.16xlarge", 1),
+        ("c8gn.48xlarge", 2),
+        ("hpc6a.48xlarge", 1),
+        ("hpc6id.32xlarge", 2),
+        ("hpc7a.96xlarge", 2),
+        ("hpc7g.16xlarge", 1),
+        ("hpc8a.96xlarge", 2),
+        ("m5n.24xlarge", 1),
+        ("r5n.24xlarge", 1),
+        ("i3en.24xlarge", 1),
+        ("c7i.2xlarge", 0),
+        ("m7g.xlarge", 0),
+        ("t3.large", 0),
+    ],
 )
 def test_cpu_types(name, efa):
     found = instance_type(name)
