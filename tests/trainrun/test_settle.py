@@ -1,0 +1,59 @@
+"""Settings come in layers, and each knows what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainrun.config import ConfigError
+from trainrun.settle import settle
+from trainrun.spec import ClusterSpec, JobSpec, RunSpec, StorageSpec
+
+
+def test_later_layers_cover_earlier_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.yaml").write_text("steps: 5\nseed: 1\nprecision: bf16\noptimizer: {learning_rate: 3e-4, beta1: 0.8}\n")
+    spec = RunSpec(
+        run="first",
+        region="us-east-1",
+        cluster=ClusterSpec(name="c", instance_type="c7i.large", nodes_min=1, nodes_desired=1, nodes_max=1),
+        job=JobSpec(entry_point="trainrun.pretrain", configuration={"seed": 2, "optimizer": {"beta1": 0.7}}),
+        storage=StorageSpec(location="s3://bucket/runs"),
+    )
+    (tmp_path / "run.json").write_text(spec.to_json())
+    monkeypatch.setenv("TRAINRUN_SPEC", str(tmp_path / "run.json"))
+    settings = settle(None, [str(tmp_path / "s.yaml"), "--seed=3"])
+    assert (settings.steps, settings.seed, settings.precision, settings.run) == (5, 3, "bf16", "first")
+    assert (settings.optimizer.learning_rate, settings.optimizer.beta1, settings.optimizer.beta2) == (3e-4, 0.7, 0.95)
+    assert settings.checkpoint.location == "s3://bucket/runs"
+
+
+def test_errors_name_the_source_and_the_nearest_setting(tmp_path: Path) -> None:
+    (tmp_path / "s.json").write_text(json.dumps({"stepz": 5}))
+    with pytest.raises(ConfigError, match=r"Unknown setting 'stepz' in .*s\.json.*Did you mean 'steps'"):
+        settle(tmp_path / "s.json", [])
+    with pytest.raises(ConfigError, match=r"Unknown setting 'model\.widht'.*Did you mean 'width'"):
+        settle(None, ["--model.widht=3"])
+    with pytest.raises(ConfigError, match="is not an override"):
+        settle(None, ["--steps", "3"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [("s.yaml", "- 1", "holds list"), ("s.yaml", "a: [", "cannot be read"), ("s.json", "{", "cannot be read")],
+)
+def test_files_that_are_no_settings(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        settle(tmp_path / name, [])
+    with pytest.raises(ConfigError, match="Could not read the settings file"):
+        settle(tmp_path / "none", [])
+
+
+def test_yaml_without_pyyaml_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "s.yaml").write_text("steps: 1")
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(ConfigError, match="needs PyYAML"):
+        settle(tmp_path / "s.yaml", [])
