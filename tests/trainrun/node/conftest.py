@@ -236,6 +236,7 @@ class LocalCluster:
     port: int
     make_metadata: Callable[..., FakeMetadata]
     nodes: dict[str, LocalNode] = field(default_factory=dict)
+    addresses: Iterator[str] = field(default_factory=lambda: (f"127.0.0.{n}" for n in range(2, 255)))
 
     @property
     def shared(self) -> Path:
@@ -265,7 +266,7 @@ class LocalCluster:
         (root / "etc/traincluster/run.json").write_text(self.spec().to_json())
         (root / "opt/traincluster/payload/trainrun").symlink_to(TRAINRUN)
         (root / "opt/traincluster/payload/project/train.py").write_text(JOB)
-        metadata = self.make_metadata(instance_id=instance, local_ipv4=f"127.0.0.{len(self.nodes) + 2}")
+        metadata = self.make_metadata(instance_id=instance, local_ipv4=next(self.addresses))
         environment = {
             **os.environ,
             "AWS_ENDPOINT_URL": self.aws.endpoint,

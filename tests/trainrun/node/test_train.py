@@ -52,8 +52,13 @@ class FakeLaunch:
 
 
 class FakeMeet:
+    resigned = 0
+
     def wait(self, *, timeout):
         return MEETING
+
+    def resign(self):
+        self.resigned += 1
 
 
 @pytest.fixture
@@ -86,13 +91,13 @@ def train_with(places, events, monkeypatch):
             shutdown=ShutdownSpec(max_restarts=max_restarts),
         )
         remaining = list(launches)
-        make.firsts = []
+        make.firsts, make.meet = [], FakeMeet()
 
         def launch(meeting, first):
             make.firsts.append(first)
             return remaining.pop(0)
 
-        return Train(spec=spec, places=places, events=events, meet=FakeMeet(), launch=launch, watch=watch)
+        return Train(spec=spec, places=places, events=events, meet=make.meet, launch=launch, watch=watch)
 
     make.slept = slept
     return make
@@ -132,6 +137,7 @@ def test_a_stop_file_lets_the_ranks_leave_and_the_node_with_them(train_with, pla
     with pytest.raises(Leave, match=r"by hand.*Remove that file"):
         train_with(launch).run()
     assert launch.stopped_with is None
+    assert train_with.meet.resigned == 1
     assert [state for state, _ in states(events)] == ["started", "done"]
 
 
@@ -169,6 +175,7 @@ def test_sigterm_has_the_ranks_save_before_the_node_leaves(train_with):
     with pytest.raises(Leave, match="SIGTERM"):
         train_with(launch, stop_grace=90).run()
     assert launch.stopped_with == 95.0
+    assert train_with.meet.resigned == 1
 
 
 def test_the_pauses_double_and_start_anew_after_a_long_launch():

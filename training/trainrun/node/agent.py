@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import time
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from types import FrameType
 
 from trainrun.config import ConfigError
@@ -30,7 +30,7 @@ from trainrun.node.processes import adopt_orphans
 from trainrun.node.train import Train
 from trainrun.node.watch import Notices, Regroup, watching
 from trainrun.spec import RunSpec
-from trainrun.store import StoreError, open_store
+from trainrun.store import open_store
 
 RENDEZVOUS_PORT = 29400
 
@@ -127,10 +127,6 @@ class Agent:
                 return train.run()
             except StepFailed as failure:
                 return Outcome(state="failed", reason=str(failure))
-            except Leave:
-                with suppress(StoreError):
-                    meet.resign()
-                raise
 
     def launch(self, meeting: Meeting, first: bool) -> Launch:
         """Start torchrun."""

@@ -47,6 +47,7 @@ class Events:
         self._store = store
         self.key = f"nodes/{identity.node}.jsonl"
         self._writing = threading.Lock()
+        self._sending = threading.Lock()
         self._unsent = threading.Event()
         self._closing = threading.Event()
         self._sender = threading.Thread(target=self._send_as_they_come, name="events", daemon=True)
@@ -101,17 +102,19 @@ class Events:
         Raises:
             StoreError: the store did not take it.
         """
-        self._unsent.clear()
-        self._store.put(self.key, self._path.read_bytes())
+        with self._sending:  # else an older file could arrive after a newer one
+            self._unsent.clear()
+            self._store.put(self.key, self._path.read_bytes())
 
     def _send_as_they_come(self) -> None:
-        while not (self._closing.is_set() and not self._unsent.is_set()):
+        while True:
             self._unsent.wait()
+            closing = self._closing.is_set()  # looked at before the attempt, so that there is one after it is set
             try:
                 self.send()
             except Exception:
                 log.exception("The events could not be sent to %s; trying again.", self._store.url)
-                if self._closing.is_set():
-                    return
                 self._unsent.set()
                 self._closing.wait(RETRY_SECONDS)
+            if closing:
+                return

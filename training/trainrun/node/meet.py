@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -120,7 +121,8 @@ class Meet:
         """
         newest = self._claims.newest()
         if newest is not None and newest.generation > meeting.claim.generation:
-            return f"{newest.node or 'Nobody yet'} has taken over the rendezvous from {meeting.claim.node}."
+            follows = f"{newest.node} hosts it now" if newest.node else "it resigned"
+            return f"The rendezvous host {meeting.claim.node} is no more: {follows}."
         view = self._group.look()
         if view is not None and self._is_usable(meeting.claim, view, silence) == "no":
             return f"The rendezvous host {meeting.claim.node} is gone."
@@ -129,12 +131,9 @@ class Meet:
     def resign(self) -> None:
         """Give the rendezvous up if this node hosts it, so that the others need not wait for it to be missed.
 
-        Raises:
-            StoreError: the store did not answer; the others will miss this node.
+        Returns at once and is done beside: the ranks are saving meanwhile, and a slow store must not hold them up.
         """
-        newest = self._claims.newest()
-        if newest is not None and newest.node == self._identity.node:
-            self._claims.take(Claim(generation=newest.generation + 1, node="", address="", port=0, beacon=0))
+        threading.Thread(target=self._resign, name="resign", daemon=True).start()
 
     def _try(self, silence: Silence) -> Meeting | str:
         """One attempt: the meeting, or what is waited for."""
@@ -164,6 +163,14 @@ class Meet:
             if not self._claims.take(claim):
                 return "Another node was faster to claim the rendezvous; its claim is read next."
         return Meeting(claim=claim, in_service=len(present), expected=max(view.desired, len(present)))
+
+    def _resign(self) -> None:
+        try:
+            newest = self._claims.newest()
+            if newest is not None and newest.node == self._identity.node:
+                self._claims.take(Claim(generation=newest.generation + 1, node="", address="", port=0, beacon=0))
+        except StoreError:
+            log.exception("The rendezvous could not be given up; the others will miss this node.")
 
     def _is_usable(self, claim: Claim, view: View, silence: Silence) -> Literal["yes", "no", "unknown"]:
         """Whether the claim's host is alive: "yes", "no", or "unknown" while it has not been silent for long."""

@@ -121,6 +121,7 @@ class Train:
             try:
                 self._supervise(launch, regroup)
             except Leave:
+                self._meet.resign()
                 launch.stop(grace=self._spec.timeouts.stop_grace + TORCHRUN_SECONDS)
                 raise
             self._leave_if_asked()
@@ -140,7 +141,9 @@ class Train:
             if regroup.reason:
                 launch.stop(grace=REGROUP_GRACE_SECONDS)
             elif self._places.stop_file.exists():
-                stopping_since = stopping_since or time.monotonic()
+                if not stopping_since:
+                    stopping_since = time.monotonic()
+                    self._meet.resign()
                 if time.monotonic() - stopping_since > self._spec.timeouts.stop_grace:
                     launch.stop(grace=REGROUP_GRACE_SECONDS)
             time.sleep(POLL_SECONDS)
