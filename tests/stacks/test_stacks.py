@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ RESERVATION = "cr-0123456789abcdef0"
 class Stacks:
     """Both stacks, as app.py makes them."""
 
-    def __init__(self, **context: str) -> None:
-        self.app = cdk.App(context=json.loads((ROOT / "cdk.json").read_text())["context"])
+    def __init__(self, outdir: Path, **context: str) -> None:
+        self.app = cdk.App(context=json.loads((ROOT / "cdk.json").read_text())["context"], outdir=str(outdir))
         settings = read_settings(context, default_file=ROOT / "cluster.yaml")
         self.data = TrainingDataStack(self.app, "TrainingDataStack")
         self.cluster = TrainingClusterStack(
@@ -41,8 +42,13 @@ class Stacks:
 
 
 @pytest.fixture(scope="module")
-def stacks() -> Stacks:
-    return Stacks()
+def make_stacks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stacks]:
+    return lambda **context: Stacks(tmp_path_factory.mktemp("assembly"), **context)
+
+
+@pytest.fixture(scope="module")
+def stacks(make_stacks: Callable[..., Stacks]) -> Stacks:
+    return make_stacks()
 
 
 def test_the_data_stack_keeps_all_that_it_holds(stacks):
@@ -89,23 +95,23 @@ def test_neither_stack_looks_anything_up(stacks):
     assert "missing" not in manifest
 
 
-def test_dataset_of_another_bucket_may_be_read():
-    stacks = Stacks(data="s3://elsewhere/corpus/v2")
+def test_dataset_of_another_bucket_may_be_read(make_stacks):
+    stacks = make_stacks(data="s3://elsewhere/corpus/v2")
     text = json.dumps(stacks.template(stacks.cluster)["Resources"])
     assert ":s3:::elsewhere/corpus/v2/*" in text
     assert r"\"data\":\"s3://elsewhere/corpus/v2\"" in text
 
 
-def test_reserved_capacity_asks_for_its_zone():
+def test_reserved_capacity_asks_for_its_zone(make_stacks):
     warning = Match.string_like_regexp("availability_zone is not set")
-    stacks = Stacks(instance_type="p5.48xlarge", capacity=f"block:{RESERVATION}")
+    stacks = make_stacks(instance_type="p5.48xlarge", capacity=f"block:{RESERVATION}")
     Annotations.from_stack(stacks.cluster).has_warning("*", warning)
-    stacks = Stacks(instance_type="p5.48xlarge", capacity=f"block:{RESERVATION}", availability_zone="us-east-1a")
+    stacks = make_stacks(instance_type="p5.48xlarge", capacity=f"block:{RESERVATION}", availability_zone="us-east-1a")
     Annotations.from_stack(stacks.cluster).has_no_warning("*", warning)
 
 
-def test_an_existing_placement_group_by_name():
-    stacks = Stacks(placement_group="mine")
+def test_an_existing_placement_group_by_name(make_stacks):
+    stacks = make_stacks(placement_group="mine")
     (template,) = [
         one for one in stacks.template(stacks.cluster)["Resources"].values() if one["Type"] == "AWS::EC2::LaunchTemplate"
     ]
@@ -120,14 +126,14 @@ def test_an_existing_placement_group_by_name():
         {"instance_type": "trn1.32xlarge", "isolated": "true"},
     ],
 )
-def test_both_stacks_pass_cfn_lint_and_cdk_nag(context):
-    stacks = Stacks(**context)
+def test_both_stacks_pass_cfn_lint_and_cdk_nag(context, make_stacks):
+    stacks = make_stacks(**context)
     for stack in (stacks.data, stacks.cluster):
         # W6001: an output that repeats an import. RunLocation does, since a person reads it where the run is.
         wanted = ManualArgs(regions=["us-east-1"], ignore_checks=["W6001"])
         findings = lint(json.dumps(stacks.template(stack)), config=wanted)
         assert [f"{finding.rule.id} {finding.message}" for finding in findings] == []
-    stacks = Stacks(**context)  # a plugin has to be there before the first synthesis
+    stacks = make_stacks(**context)  # a plugin has to be there before the first synthesis
     cdk.Validations.of(stacks.app).add_plugins(AwsSolutionsChecks(stacks.app))
     cdk.Validations.of(stacks.cluster).acknowledge(*EXPORTED_PATTERNS)
     stacks.app.synth()  # raises on any finding

@@ -22,11 +22,11 @@ Resources = dict[str, dict[str, Any]]
 class Synthesized:
     """A stack with one cluster in it, made into a template."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, outdir: Path, **arguments: Any) -> None:
         """Arguments are those of TrainingCluster; `network` is a mapping of TrainingNetwork's."""
         network = arguments.pop("network", {})
         settings = {"instance_type": "c7i.2xlarge", "nodes": 2, "job": JOB, **arguments}
-        self.stack = cdk.Stack(cdk.App(context=flags()), "Stack")
+        self.stack = cdk.Stack(cdk.App(context=flags(), outdir=str(outdir)), "Stack")
         self.bucket = CheckpointBucket(self.stack, "Checkpoints")
         self.cluster = TrainingCluster(
             self.stack,
@@ -85,12 +85,18 @@ def flags() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def cluster_of() -> Callable[[str], Synthesized]:
-    """A synthesized default cluster of an instance type, made once for all tests."""
-    return functools.lru_cache(maxsize=None)(lambda instance_type: Synthesized(instance_type=instance_type))
+def synthesize(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Synthesized]:
+    """Makes a cluster of its own for one test."""
+    return lambda **arguments: Synthesized(tmp_path_factory.mktemp("assembly"), **arguments)
 
 
 @pytest.fixture(scope="session")
-def synthesize() -> Callable[..., Synthesized]:
-    """Makes a cluster of its own for one test."""
-    return Synthesized
+def cluster_of(synthesize: Callable[..., Synthesized]) -> Callable[[str], Synthesized]:
+    """A synthesized default cluster of an instance type, made once for all tests."""
+    return functools.lru_cache(maxsize=None)(lambda instance_type: synthesize(instance_type=instance_type))
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> cdk.Stack:
+    """An empty stack."""
+    return cdk.Stack(cdk.App(outdir=str(tmp_path / "assembly")), "Stack")

@@ -10,11 +10,6 @@ from aws_cdk.assertions import Annotations, Match, Template
 from traincluster import CheckpointBucket, DatasetBucket
 
 
-@pytest.fixture
-def stack() -> cdk.Stack:
-    return cdk.Stack(cdk.App(), "Stack")
-
-
 def bucket_in(stack: cdk.Stack) -> dict:
     (bucket,) = Template.from_stack(stack).find_resources("AWS::S3::Bucket").values()
     return bucket

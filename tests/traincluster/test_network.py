@@ -54,37 +54,35 @@ def test_net_12_isolated_network_has_every_endpoint(synthesize):
     assert set(endpoints) <= set(cluster.only("AWS::AutoScaling::AutoScalingGroup")["DependsOn"])
 
 
-def existing_vpc(*subnets: ec2.SubnetConfiguration, **options: object) -> tuple[cdk.Stack, ec2.Vpc]:
-    stack = cdk.Stack(cdk.App(), "Existing")
-    vpc = ec2.Vpc(stack, "Vpc", subnet_configuration=list(subnets), restrict_default_security_group=False, **options)
-    return stack, vpc
+def vpc_in(stack: cdk.Stack, *subnets: ec2.SubnetConfiguration, **options: object) -> ec2.Vpc:
+    return ec2.Vpc(stack, "Vpc", subnet_configuration=list(subnets), restrict_default_security_group=False, **options)
 
 
 PUBLIC = ec2.SubnetConfiguration(name="Open", subnet_type=ec2.SubnetType.PUBLIC)
 PRIVATE = ec2.SubnetConfiguration(name="Closed", subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS)
 
 
-def test_an_existing_vpc_is_taken_as_it_is():
-    stack, vpc = existing_vpc(PUBLIC, PRIVATE, availability_zones=["eu-west-1a", "eu-west-1b"])
+def test_an_existing_vpc_is_taken_as_it_is(stack):
+    vpc = vpc_in(stack, PUBLIC, PRIVATE, availability_zones=["eu-west-1a", "eu-west-1b"])
     network = TrainingNetwork(stack, "Network", vpc=vpc, availability_zone="eu-west-1b")
     assert network.subnet.node.path == vpc.private_subnets[1].node.path
     assert network.node.children == []
 
 
-def test_net_05_a_vpc_without_private_subnets_is_refused():
-    stack, vpc = existing_vpc(PUBLIC, nat_gateways=0)
+def test_net_05_a_vpc_without_private_subnets_is_refused(stack):
+    vpc = vpc_in(stack, PUBLIC, nat_gateways=0)
     with pytest.raises(ValueError, match=r"no private subnet.*no public address.*Session Manager"):
         TrainingNetwork(stack, "Network", vpc=vpc)
 
 
-def test_a_zone_that_the_vpc_is_not_in_is_refused():
-    stack, vpc = existing_vpc(PUBLIC, PRIVATE, availability_zones=["eu-west-1a"])
+def test_a_zone_that_the_vpc_is_not_in_is_refused(stack):
+    vpc = vpc_in(stack, PUBLIC, PRIVATE, availability_zones=["eu-west-1a"])
     with pytest.raises(ValueError, match=r"'eu-west-1c', where the VPC has no private subnet. It has some in: eu-west-1a"):
         TrainingNetwork(stack, "Network", vpc=vpc, availability_zone="eu-west-1c")
 
 
 @pytest.mark.parametrize("options", [{"isolated": True}, {"cidr": "10.1.0.0/16"}])
-def test_settings_that_would_be_ignored_are_refused(options):
-    stack, vpc = existing_vpc(PUBLIC, PRIVATE)
+def test_settings_that_would_be_ignored_are_refused(options, stack):
+    vpc = vpc_in(stack, PUBLIC, PRIVATE)
     with pytest.raises(ValueError, match="isolated and cidr describe a VPC that is to be made"):
         TrainingNetwork(stack, "Network", vpc=vpc, **options)

@@ -6,7 +6,6 @@ import base64
 import json
 import re
 
-import aws_cdk as cdk
 import pytest
 
 from traincluster import TrainingJob
@@ -60,8 +59,8 @@ def test_quotes_in_arguments_cannot_leave_the_document():
     assert RunSpec.from_json(heredoc(document, "RUN_JSON")).job.arguments == (nasty,)
 
 
-def test_each_reference_counts_as_its_longest_name():
-    region = cdk.Stack(cdk.App(), "Stack").region  # unresolved
+def test_each_reference_counts_as_its_longest_name(stack):
+    region = stack.region  # unresolved
     assert most_bytes("abc") == 3
     assert most_bytes("é") == 2
     assert most_bytes(f"abc{region}def{region}") == 6 + 2 * REFERENCE_BYTES
