@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import boto3
 import pytest
 
-from trainrun import s3, store
+from trainrun import s3 as s3_store
+from trainrun import store
 from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
 
 
@@ -57,7 +60,7 @@ def test_a_missing_key_is_named(any_store: Store) -> None:
 
 
 def test_more_keys_than_one_page_are_listed_and_deleted(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "KEYS_PER_DELETE", 7)
+    monkeypatch.setattr(s3_store, "KEYS_PER_DELETE", 7)
     for i in range(20):
         any_store.put(f"many/{i:03}", b"")
     any_store.put("kept", b"")
@@ -76,21 +79,47 @@ def test_files_go_in_and_come_out(any_store: Store, tmp_path: Path) -> None:
 def test_ckpt_11_parts_fit_the_limits_of_s3() -> None:
     mib, gib = 1024**2, 1024**3
     for size in (0, 1, 100 * gib, 5 * 1024 * gib, 40 * 1024 * gib):
-        part = s3.part_size(size, "k")
+        part = s3_store.part_size(size, "k")
         assert 5 * mib <= part <= 5 * gib
         assert -(-size // part) <= 10_000
     with pytest.raises(StoreError, match="several objects"):
-        s3.part_size(1000 * 1024 * gib, "k")
+        s3_store.part_size(1000 * 1024 * gib, "k")
 
 
 def test_ckpt_11_a_large_object_goes_in_parts_and_comes_back_whole(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(s3, "PART_SIZE", 5 * 1024**2)
+    monkeypatch.setattr(s3_store, "PART_SIZE", 5 * 1024**2)
     data = bytes(range(251)) * 45_000  # 11 MB: three parts
     where = open_store(f"s3://{bucket}")
     where.put("big", data)
     assert where.get("big") == data
     assert where.get("big", 7_000_000, 1000) == data[7_000_000:7_001_000]
     assert boto3.client("s3").head_object(Bucket=bucket, Key="big")["ETag"].endswith('-3"')
+
+
+def test_ckpt_12_an_upload_that_fails_leaves_no_parts(bucket: str, s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(s3_store, "PART_SIZE", 5 * 1024**2)
+    s3.fail("partNumber=2")
+    with pytest.raises(StoreError, match="SlowDown"):
+        open_store(f"s3://{bucket}", attempts=1).put("big", bytes(11 * 1024**2))
+    assert "Uploads" not in boto3.client("s3").list_multipart_uploads(Bucket=bucket)
+
+
+def _read_all(url: str, numbers: list[int]) -> None:
+    where = open_store(url)
+    assert all(where.get(str(number)) == str(number).encode() * 500 for number in numbers for _ in range(3))
+
+
+def test_data_11_forked_readers_have_clients_of_their_own(bucket: str) -> None:
+    url = f"s3://{bucket}/objects"
+    for number in range(20):
+        open_store(url).put(str(number), str(number).encode() * 500)  # the parent's client has open connections now
+    context = multiprocessing.get_context("fork")
+    readers = [context.Process(target=_read_all, args=(url, list(range(20)))) for _ in range(4)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join(60)
+    assert [reader.exitcode for reader in readers] == [0, 0, 0, 0]
 
 
 def test_ckpt_13_a_server_that_never_answers_is_given_up_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

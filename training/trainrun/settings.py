@@ -5,10 +5,13 @@ Standard library only: the CDK side checks a job's configuration against it at s
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
 from trainrun.config import ConfigError
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,21 @@ class OptimizerSettings:
     beta2: float = 0.95
     clip_norm: float = 1.0
     """Largest global gradient norm; 0 switches clipping off."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not self.learning_rate > 0:
+            problems.append(f"learning_rate is {self.learning_rate}. Allowed: more than 0.")
+        for name in ("warmup_steps", "weight_decay", "clip_norm"):
+            if not getattr(self, name) >= 0:
+                problems.append(f"{name} is {getattr(self, name)}. Allowed: 0 or more.")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}. Allowed: 0 to less than 1.")
+        if not 0 <= self.final_fraction <= 1:
+            problems.append(f"final_fraction is {self.final_fraction}. Allowed: 0 to 1.")
+        if problems:
+            raise ConfigError(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +121,13 @@ class TrainSettings:
 
     def __post_init__(self) -> None:
         problems = []
+        if not RUN_NAME.fullmatch(self.run) or ".." in self.run:
+            problems.append(
+                f"run is {self.run!r}. Allowed: a folder's name of letters, digits and . _ - / after a first letter or digit."
+            )
+        for name in ("collective_timeout_seconds", "first_collective_timeout_seconds"):
+            if not getattr(self, name) > 0:
+                problems.append(f"{name} is {getattr(self, name)}. Allowed: more than 0.")
         for name in ("steps", "batch_tokens", "micro_batch", "sequence_length", "log_every"):
             if getattr(self, name) < 1:
                 problems.append(f"{name} is {getattr(self, name)}. Allowed: 1 or more.")

@@ -1,0 +1,38 @@
+"""Settings that cannot work are refused, all of them at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainrun.config import ConfigError, from_mapping
+from trainrun.settings import TrainSettings
+
+
+def test_all_that_is_wrong_is_said_together() -> None:
+    wrong = {
+        "run": "../other",
+        "batch_tokens": 1000,
+        "sequence_length": 300,
+        "precision": "fp61",
+        "collective_timeout_seconds": 0,
+        "model": {"width": 30},
+        "optimizer": {"learning_rate": 0, "beta2": 1.0, "warmup_steps": -1, "final_fraction": 2},
+        "checkpoint": {"every_steps": 0, "keep": 1, "timeout_seconds": 0},
+    }
+    with pytest.raises(ConfigError) as found:
+        from_mapping(TrainSettings, wrong)
+    text = str(found.value)
+    for name in ("precision", "width", "learning_rate", "beta2", "warmup_steps", "final_fraction", "every_steps", "keep"):
+        assert name in text
+    for name in ("model", "optimizer", "checkpoint", "precision"):
+        del wrong[name]
+    with pytest.raises(ConfigError) as found:
+        from_mapping(TrainSettings, wrong)
+    text = str(found.value)
+    assert "run is '../other'" in text
+    assert "not a multiple of sequence_length (300). The nearest that is: 900." in text
+    assert "collective_timeout_seconds is 0" in text
+
+
+def test_defaults_are_right() -> None:
+    assert from_mapping(TrainSettings, {}) == TrainSettings()
