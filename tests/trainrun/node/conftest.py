@@ -300,7 +300,7 @@ class LocalCluster:
                 raise AssertionError(f"{what}: not within {seconds:g} s.\n{logs}")
             time.sleep(0.1)
 
-    def wait_for_world(self, world: int, *, since: float = 0.0, seconds: float = 40.0) -> float:
+    def wait_for_world(self, world: int, *, since: float = 0.0, seconds: float = 90.0) -> float:
         """Wait until that many ranks train together; the time of their first step since."""
 
         def first() -> float | None:

@@ -24,14 +24,12 @@ def test_ela_05_lost_nodes_are_replaced_and_the_run_ends(cluster, group):
         booted = time.time()
         cluster.boot(replacement)
         together = cluster.wait_for_world(2, since=booted)
-        print(
-            f"\n{victim} lost: alone after {alone - killed:.1f} s, replacement trains {together - booted:.1f} s after its start"
-        )
+        print(f"\n{victim} lost: alone after {alone - killed:.1f} s, with its replacement {together - booted:.1f} s after boot")
         assert min(entry["step"] for entry in cluster.trace() if entry["time"] > killed) >= saved
 
     (cluster.shared / "enough").touch()
     for node in cluster.nodes.values():
-        assert node.process.wait(timeout=20) == 0, node.log()
+        assert node.process.wait(timeout=60) == 0, node.log()
         assert (node.events()[-1]["step"], node.events()[-1]["state"]) == ("finish", "done")
     result = json.loads(cluster.objects("result.json")["result.json"])
     assert (result["state"], result["steps"]) == ("succeeded", 1000)
@@ -75,7 +73,7 @@ def test_ela_09_a_spot_notice_saves_and_the_node_leaves(cluster, group):
 
     noticed = time.time()
     leaving.metadata.items["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-30T12:00:00Z"}'
-    assert leaving.process.wait(timeout=25) == 0, leaving.log()
+    assert leaving.process.wait(timeout=60) == 0, leaving.log()
     alone = cluster.wait_for_world(1, since=noticed)
     print(f"\nspot notice: the survivor trains after {alone - noticed:.1f} s")
     together = [entry["step"] for entry in cluster.trace() if entry["world"] == 2]
@@ -88,6 +86,6 @@ def test_ela_09_a_spot_notice_saves_and_the_node_leaves(cluster, group):
     client = group.aws.client("autoscaling")
     client.update_auto_scaling_group(AutoScalingGroupName=group.name, MinSize=0, DesiredCapacity=0)
     staying.process.terminate()
-    assert staying.process.wait(timeout=20) == 0, staying.log()
+    assert staying.process.wait(timeout=60) == 0, staying.log()
     assert [event["state"] for event in staying.events()[len(last) :]] == ["done"]
     assert cluster.objects("result.json") == {}
