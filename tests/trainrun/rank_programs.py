@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +47,7 @@ def train(
     kill_at: int | None = None,
     kill_after_put: int | None = None,
     terminate: tuple[int, int] | None = None,
+    pause: tuple[int, float] | None = None,
     faults: tuple[str, ...] = (),
 ) -> dict[str, Any]:
     """The bundled loop, with faults.
@@ -55,6 +57,7 @@ def train(
         kill_at: SIGKILL this process in the middle of that step.
         kill_after_put: SIGKILL this process after so many objects were written.
         terminate: (rank, step): SIGTERM to that rank in the middle of that step.
+        pause: (step, seconds): sleep in the middle of that step.
         faults: names of functions below that break something.
     """
     run = trainrun.start(arguments=arguments)
@@ -75,6 +78,8 @@ def train(
             os.kill(os.getpid(), signal.SIGKILL)
         if terminate == (run.ranks.rank, step):
             os.kill(os.getpid(), signal.SIGTERM)
+        if pause is not None and pause[0] == step:
+            time.sleep(pause[1])
         for batch in data.micro_batches():
             seen.append((step, batch.inputs.tolist()))
             run.backward(model.loss(batch))

@@ -119,3 +119,12 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_goes_on_as_
     resumed = ranks("train", world=2, arguments=arguments, dropout=True)
     assert [outcome.result["resumed"] for outcome in resumed] == [steps_before_stop] * 2
     assert [outcome.result["final"] for outcome in resumed] == [outcome.result["final"] for outcome in uninterrupted]
+
+
+@pytest.mark.parametrize(("step", "codes"), [(1, [0, 0]), (3, [1, 1])])
+def test_a_silent_peer_is_waited_for_at_the_first_step_and_given_up_later(
+    ranks: Any, tiny: list[str], dataset: str, step: int, codes: list[int]
+) -> None:
+    arguments = [*tiny, f"--data={dataset}", "--steps=4", "--collective_timeout_seconds=1"]
+    outcomes = ranks("train", world=2, arguments=arguments, only={1: {"pause": (step, 3.0)}})
+    assert [outcome.code for outcome in outcomes] == codes, outcomes[0].log
