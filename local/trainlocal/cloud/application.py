@@ -16,6 +16,7 @@ from trainlocal.cloud.clients import Clients
 from trainlocal.cloud.formation.account import StackAccount
 from trainlocal.cloud.formation.api import serve_formation
 from trainlocal.cloud.services import install_all
+from trainlocal.cloud.unimplemented import refuse_unimplemented
 
 INVENTORY_PATH = "/_traincluster/resources"
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
@@ -44,7 +45,10 @@ class Application:
         if service == "cloudformation":
             return serve_formation(self.stacks, environ, start_response)
         with self._locks["s3" if service == "s3" else "other"]:
-            return list(self._moto(environ, start_response))
+            try:
+                return list(self._moto(environ, start_response))
+            except NotImplementedError as error:
+                return refuse_unimplemented(environ, start_response, service=service, reason=str(error))
 
     def _list_resources(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         region = dict(pair.split("=", 1) for pair in environ["QUERY_STRING"].split("&") if "=" in pair).get("region", "us-east-1")
