@@ -45,8 +45,7 @@ class Demo:
         self.build: Path = options.build / "demo"
         self.local = local
         self.display = display
-        self.environment = {**os.environ, **local.environment()}
-        self.summary: dict[str, Any] = {"tier": local.tier.value, "kills": [], "instance_ids": []}
+        self.summary: dict[str, Any] = {"tier": f"{local.tier}: {local.description}", "kills": [], "instance_ids": []}
         os.environ.update(local.environment())  # for the boto3 clients of this process
         self.cloudformation = boto3.client("cloudformation")
         self.autoscaling = boto3.client("autoscaling")
@@ -59,9 +58,7 @@ class Demo:
             return self.finish(process, arguments)
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return self.local.popen(
-            list(arguments), cwd=ROOT, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
+        return self.local.popen(list(arguments), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def finish(self, process: subprocess.Popen[str], arguments: tuple[str, ...]) -> str:
         output, _ = process.communicate()
@@ -96,9 +93,7 @@ def parse_options() -> argparse.Namespace:
         prog="python -m demo", description="Deploy, train, kill a node, recover, tear down; all locally."
     )
     parser.add_argument("--build", type=Path, default=ROOT / "build", help="folder for everything that is written")
-    parser.add_argument(
-        "--tier", choices=[tier.value for tier in trainlocal.Tier], help="how nodes are kept apart; default: the best here"
-    )
+    parser.add_argument("--tier", choices=trainlocal.TIERS, help="how nodes are kept apart; default: the best here")
     parser.add_argument(
         "--keep", action="store_true", default=os.environ.get("KEEP", "") not in ("", "0"), help="leave the cluster up"
     )
@@ -116,11 +111,11 @@ def main() -> int:
     build.mkdir(parents=True, exist_ok=True)
     for name in ("commands.log", "summary.json", "loss.png"):
         (build / name).unlink(missing_ok=True)
-    tier = trainlocal.probe(options.tier)
+    tier = trainlocal.choose(options.tier)
     try:
         with Display(f"Traincluster demo on {tier.description}") as display:
             with display.phase("emulated_aws", "the emulated AWS, on a free port of 127.0.0.1"):
-                local = trainlocal.start(options.build / "local", tier=tier)
+                local = trainlocal.start(options.build / "local", tier=tier.tier)
             with local:
                 run(Demo(options, local, display))
                 if options.keep:
@@ -141,7 +136,7 @@ def run(demo: Demo) -> None:
     deploy(demo)
     outputs = demo.outputs(CLUSTER_STACK)
     view = RunView(outputs["RunLocation"])
-    data = f"s3://{demo.outputs(DATA_STACK)['DatasetBucketName']}/python-stdlib"
+    data = f"s3://{demo.outputs(DATA_STACK)['DatasetBucketName']}/corpus"
     boot(demo, group=outputs["AutoScalingGroupName"])
     train(demo, view)
     evaluate(demo, view, data)
@@ -170,7 +165,7 @@ def upload_dataset(demo: Demo, bucket: str) -> None:
     """The source files of the Python standard library, as bytes: real text that every machine has."""
     library = str(Path(os.__file__).parent)
     demo.display.show("tokenizing the Python standard library")
-    demo.command(sys.executable, "-m", "trainrun", "tokens", library, "--out", f"s3://{bucket}/python-stdlib")
+    demo.command(sys.executable, "-m", "trainrun", "tokens", library, "--glob", "*.py", "--out", f"s3://{bucket}/corpus")
 
 
 def boot(demo: Demo, *, group: str) -> None:

@@ -28,6 +28,7 @@ from trainlocal.fleet.places import Places
 from trainlocal.fleet.plain import kill_all
 from trainlocal.fleet.tiers import Tier, TierChoice, choose
 
+_CGROUP_PREFIX = "trainlocal-"
 _LOOK_SECONDS = 0.05
 _READY_SECONDS = 60.0
 _END_SECONDS = 15.0
@@ -86,7 +87,8 @@ class Janitor:
         self._control = ControlServer(places.janitor_socket, self._answer)
         choice = choose(self._tier)
         if choice.systemd:
-            self._cgroup = cgroups.make(f"trainlocal-{os.getpid()}")
+            cgroups.remove_abandoned(_CGROUP_PREFIX)
+            self._cgroup = cgroups.make(f"{_CGROUP_PREFIX}{os.getpid()}")
         endpoint = self._start_cloud(choice)
         self._start_fleet(choice, endpoint)
         state = {
@@ -186,9 +188,9 @@ class Janitor:
     def _clear(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
-        for child in reversed(self._children):
-            self._end(child)
-        kill_all(self._places.plain_roots)
+        self._end_children()
+        for marked in (self._places.commands, self._places.plain_roots):
+            kill_all(marked)
         if self._cgroup:
             cgroups.remove(self._cgroup)
         shutil.rmtree(self._places.run, ignore_errors=True)
@@ -196,16 +198,22 @@ class Janitor:
         self._cleared.set()
         time.sleep(0.1 if self._kept else 0)  # the answer to "down" is on its way, in a thread that ends with us
 
-    @staticmethod
-    def _end(child: subprocess.Popen[bytes]) -> None:
-        assert child.stdin is not None
-        child.stdin.close()
-        child.send_signal(signal.SIGTERM)
-        try:
-            child.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+    def _end_children(self) -> None:
+        """The cloud holds nothing that is worth a farewell; the fleet is given time to see its nodes gone."""
+        for child in self._children:
+            assert child.stdin is not None
+            child.stdin.close()
+        cloud, fleet = [*self._children, None, None][:2]
+        if cloud is not None:
+            cloud.kill()
+            cloud.wait()
+        if fleet is not None:
+            fleet.terminate()
+            try:
+                fleet.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                fleet.kill()
+                fleet.wait()
 
 
 def main() -> NoReturn:

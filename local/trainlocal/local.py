@@ -7,6 +7,7 @@ import os
 import select
 import subprocess
 import sys
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ from typing import Any
 from trainlocal.environment import cdk_environment, cloud_environment
 from trainlocal.fleet.control import ask
 from trainlocal.fleet.places import Places
+from trainlocal.fleet.plain import MARK
 from trainlocal.fleet.tiers import Tier
 
 _READY_SECONDS = 90.0
@@ -76,6 +78,22 @@ class Local:
         """Every variable that the cdk CLI, an app that it runs, and boto3 need to see this cloud and nothing else."""
         return {**cloud_environment(self.endpoint), **cdk_environment(self._places.cdk_home)}
 
+    def popen(self, command: list[str], **options: Any) -> subprocess.Popen[str]:
+        """Start a command that sees this cloud, and that ends with it together with all that the command starts.
+
+        Args:
+            command: the program and its arguments.
+            options: what subprocess.Popen takes besides; standard output and error are text.
+        """
+        environment = {**os.environ, **self.environment(), MARK: str(self._places.commands)}
+        return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)
+
+    def resources(self) -> dict[str, list[str]]:
+        """Names of all that exists in the emulated account, by kind, as the services themselves list it."""
+        with urllib.request.urlopen(f"{self.endpoint}/_traincluster/resources", timeout=30) as answer:
+            found: dict[str, list[str]] = json.load(answer)
+        return found
+
     def nodes(self) -> list[Node]:
         """All nodes that were ever booted, in the order of their start. Raises LocalError when the fleet is gone."""
         statuses = self._ask({"do": "nodes"})["nodes"]
@@ -98,7 +116,9 @@ class Local:
         except ValueError as error:
             raise LocalError(str(error)) from None
         except OSError as error:
-            raise LocalError(f"the fleet in {self._places.directory} does not answer ({error}); see {self._places.logs}") from None
+            raise LocalError(
+                f"the fleet in {self._places.directory} does not answer ({error}); see {self._places.logs}"
+            ) from None
 
     def detach(self) -> None:
         """Leave it running when this process ends; `python -m trainlocal down` ends it then."""

@@ -50,6 +50,11 @@ def _plain_nodes(places: Places) -> NodeMaker:
     return PlainNodes(roots=places.plain_roots, environment=environment)
 
 
+def _stop_with_stdin(fleet: Fleet) -> None:
+    sys.stdin.buffer.read()
+    fleet.stop()
+
+
 def main() -> None:
     """Run the fleet until standard input closes or SIGTERM comes."""
     parser = argparse.ArgumentParser(prog="python -m trainlocal.fleet", description=__doc__)
@@ -65,7 +70,7 @@ def main() -> None:
     fleet = Fleet(Account(os.environ["AWS_REGION"]), maker, places.nodes)
     signal.signal(signal.SIGTERM, lambda *_: fleet.stop())
     signal.signal(signal.SIGINT, lambda *_: fleet.stop())
-    threading.Thread(target=lambda: (sys.stdin.buffer.read(), fleet.stop()), daemon=True).start()
+    threading.Thread(target=_stop_with_stdin, args=(fleet,), daemon=True).start()
     control = ControlServer(places.fleet_socket, fleet.answer)
     fleet.watch()
     control.close()

@@ -30,7 +30,9 @@ def own_group() -> Path:
     if inside.startswith("..") or not folder.is_dir():
         raise OSError("this process's control group is not visible here")
     if not (os.access(folder, os.W_OK) and os.access(folder / "cgroup.procs", os.W_OK)):
-        raise OSError(f"the control group {folder} is not delegated to this user (systemd-run --user --scope -p Delegate=yes gives one)")
+        raise OSError(
+            f"the control group {folder} is not delegated to this user (systemd-run --user --scope -p Delegate=yes gives one)"
+        )
     return folder
 
 
@@ -39,6 +41,13 @@ def make(name: str) -> Path:
     group = own_group() / name
     group.mkdir()
     return group
+
+
+def remove_abandoned(prefix: str) -> None:
+    """Remove groups `prefix`PID beside ours whose process is no more: it was killed before it could clear away."""
+    for group in own_group().glob(f"{prefix}[0-9]*"):
+        if not Path(f"/proc/{group.name.removeprefix(prefix)}").exists():
+            remove(group)
 
 
 def join(group: Path) -> None:

@@ -24,7 +24,9 @@ def _short(path: Path) -> Iterator[str]:
         yield str(path)
         return
     if not Path("/proc/self/fd").is_dir():
-        raise ValueError(f"the folder {path.parent} has too long a name for a Unix socket ({_LONGEST_PATH} bytes); choose a shorter one")
+        raise ValueError(
+            f"the folder {path.parent} has too long a name for a Unix socket ({_LONGEST_PATH} bytes); choose a shorter one"
+        )
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         yield f"/proc/self/fd/{folder}/{path.name}"

@@ -6,9 +6,7 @@ The part of the deep learning image is played by the environment that runs this 
 
 from __future__ import annotations
 
-import os
 import shutil
-import stat
 import sys
 from pathlib import Path
 
@@ -142,9 +140,7 @@ def _lay_usr(root: Path, new: Path, layers: list[Path]) -> None:
     (new / "usr").mkdir()
     for name in ("upper", "work"):
         (root / name).mkdir()
-    ns.mount(
-        "overlay", new / "usr", "overlay", options=f"lowerdir={lower}:/usr,upperdir={root}/upper,workdir={root}/work"
-    )
+    ns.mount("overlay", new / "usr", "overlay", options=f"lowerdir={lower}:/usr,upperdir={root}/upper,workdir={root}/work")
     for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
         host = Path("/") / name
         if host.is_symlink():
@@ -182,13 +178,13 @@ def _write_etc(etc: Path, environment: dict[str, str]) -> None:
         elif source.exists():
             shutil.copy2(source, etc / name)
     for name in _ETC_SHARED:
-        if (Path("/etc") / name).is_dir():
-            ns.bind(Path("/etc") / name, etc / name, read_only=True)
+        if Path("/etc", name).is_dir():
+            ns.bind(Path("/etc", name), etc / name, read_only=True)
     (etc / "localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
     wants = {f"systemd/system/{target}.wants/{unit}": unit for target, units in _WANTED.items() for unit in units}
-    for link, unit in wants.items():
-        (etc / link).parent.mkdir(parents=True, exist_ok=True)
-        (etc / link).symlink_to(f"/usr/lib/systemd/system/{unit}")
+    for place, unit in wants.items():
+        (etc / place).parent.mkdir(parents=True, exist_ok=True)
+        (etc / place).symlink_to(f"/usr/lib/systemd/system/{unit}")
     (etc / "systemd/system/default.target").symlink_to("/usr/lib/systemd/system/multi-user.target")
     assignments = " ".join(f'"{name}={value}"' for name, value in environment.items())
     files = {
@@ -206,18 +202,24 @@ def _write_etc(etc: Path, environment: dict[str, str]) -> None:
         "systemd/system.conf.d/trainlocal.conf": f"[Manager]\nDefaultEnvironment={assignments}\nDefaultTimeoutStopSec=10s\n",
         "systemd/journald.conf.d/trainlocal.conf": "[Journal]\nStorage=volatile\nRuntimeMaxUse=8M\nReadKMsg=no\nAudit=no\n",
     }
-    for name, text in files.items():
-        (etc / name).parent.mkdir(parents=True, exist_ok=True)
-        (etc / name).write_text(text)
+    for place, text in files.items():
+        (etc / place).parent.mkdir(parents=True, exist_ok=True)
+        (etc / place).write_text(text)
 
 
 def _make_devices(dev: Path) -> None:
     dev.mkdir()
     ns.mount("tmpfs", dev, "tmpfs", ns.MS_NOSUID, "mode=755,size=1m")
     for name in _DEVICES:
-        if stat.S_ISCHR(os.stat(f"/dev/{name}").st_mode):
+        if Path("/dev", name).is_char_device():
             ns.bind(f"/dev/{name}", dev / name)
-    for name, target in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2"), ("ptmx", "pts/ptmx")):
+    for name, target in (
+        ("fd", "/proc/self/fd"),
+        ("stdin", "fd/0"),
+        ("stdout", "fd/1"),
+        ("stderr", "fd/2"),
+        ("ptmx", "pts/ptmx"),
+    ):
         (dev / name).symlink_to(target)
     for name in ("pts", "shm", "mqueue"):
         (dev / name).mkdir()

@@ -61,12 +61,14 @@ class Account:
 
     def live(self) -> dict[str, dict[str, Any]]:
         """The pending and running instances of all Auto Scaling groups, by id."""
-        filters = [
-            {"Name": "tag-key", "Values": [GROUP_TAG]},
-            {"Name": "instance-state-name", "Values": ["pending", "running"]},
-        ]
+        pages = self._ec2.get_paginator("describe_instances").paginate(
+            Filters=[
+                {"Name": "tag-key", "Values": [GROUP_TAG]},
+                {"Name": "instance-state-name", "Values": ["pending", "running"]},
+            ]
+        )
         found: dict[str, dict[str, Any]] = {}
-        for page in self._ec2.get_paginator("describe_instances").paginate(Filters=filters):
+        for page in pages:
             for reservation in page["Reservations"]:
                 for instance in reservation["Instances"]:
                     found[instance["InstanceId"]] = {**instance, "OwnerId": reservation["OwnerId"]}

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +20,6 @@ from trainlocal.fleet.packages import HOST_SYSTEMD
 
 # An address for AWS itself, out of the range that carriers share (RFC 6598), which no VPC here uses.
 CLOUD_ADDRESS = ("100.64.0.1", 5000)
-_POWER_OFF = signal.SIGRTMIN + 4  # systemd(1): "Powers off the machine, starts the poweroff.target unit"
 _READY = "run/cloud-init/result.json"
 
 
@@ -145,7 +142,8 @@ class IsolatedNode:
 
     def end(self) -> None:
         """Ask the node to shut down."""
-        self._signal(_POWER_OFF if self._cgroup else signal.SIGTERM)
+        # systemd(1) on SIGRTMIN+4: "Powers off the machine, starts the poweroff.target unit."
+        self._signal(signal.SIGRTMIN + 4 if self._cgroup else signal.SIGTERM)
 
     def kill(self) -> None:
         """End the node at once: SIGKILL to its PID 1, with which the kernel kills all in its namespace."""

@@ -47,7 +47,9 @@ def prepare(directory: Path | None = None) -> Path:
         pass
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise PackagesMissing(f"there is no {tool} here: nodes that boot need a Debian or Ubuntu machine (cloud-init's package)")
+            raise PackagesMissing(
+                f"there is no {tool} here: nodes that boot need a Debian or Ubuntu machine (cloud-init's package)"
+            )
     archives = directory / "archives"
     if not list(archives.glob("cloud-init*.deb")):
         _download(directory, archives)

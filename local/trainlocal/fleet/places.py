@@ -61,6 +61,11 @@ class Places:
         return self.run / "plain"
 
     @property
+    def commands(self) -> Path:
+        """Names, by the mark in their environment, the commands that `Local.popen` started. There is no such file."""
+        return self.run / "commands"
+
+    @property
     def cdk_home(self) -> Path:
         """The cdk CLI's home (CDK_HOME), where it caches accounts."""
         return self.run / "cdk"

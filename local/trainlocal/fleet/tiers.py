@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NoReturn, get_args
 
-from trainlocal.fleet import cgroups
+from trainlocal.fleet import cgroups, image, isolated
+from trainlocal.fleet import namespaces as ns
 from trainlocal.fleet.packages import HOST_SYSTEMD, PackagesMissing, image_layer
 
 Tier = Literal["isolated-root", "isolated-user", "plain"]
@@ -91,9 +93,6 @@ def _systemd() -> tuple[bool, str]:
 
 def _try(folder: Path) -> None:
     """Build the root of a node and the network around it in namespaces of our own, up to the start of its init."""
-    from trainlocal.fleet import image, isolated
-    from trainlocal.fleet import namespaces as ns
-
     mount_point, logs = folder / "root", folder / "logs"
     mount_point.mkdir()
     logs.mkdir()
@@ -102,13 +101,17 @@ def _try(folder: Path) -> None:
     new = image.build(mount_point, layer=image_layer(), instance_id="i-0", logs=logs, environment={})
     child = os.fork()
     if child == 0:
-        _exit_with(lambda: (image.mount_kernel_interfaces(new, with_cgroups=False), ns.pivot_root(new)))
+        _exit_with(lambda: _finish(new))
     _, status = os.waitpid(child, 0)
     os._exit(os.waitstatus_to_exitcode(status))
 
 
-def _exit_with(action: object) -> None:
-    assert callable(action)
+def _finish(new: Path) -> None:
+    image.mount_kernel_interfaces(new, with_cgroups=False)
+    ns.pivot_root(new)
+
+
+def _exit_with(action: Callable[[], None]) -> NoReturn:
     try:
         action()
     except OSError as error:
