@@ -164,9 +164,9 @@ def _hide_the_machines_services(root: Path, new: Path) -> None:
             shutil.copy2(generators / _GENERATOR, ours / _GENERATOR)
         ns.bind(ours, generators)
     for name in _DHCP_CLIENTS:
-        for folder in ("usr/bin", "usr/sbin"):
-            if (new / folder / name).exists():
-                ns.bind(empty_file, new / folder / name)
+        for client in (new / "usr/bin" / name, new / "usr/sbin" / name):
+            if client.exists():
+                ns.bind(empty_file, client)
 
 
 def _write_etc(etc: Path, environment: dict[str, str]) -> None:

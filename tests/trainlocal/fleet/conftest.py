@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from trainlocal.fleet.instances import Instance
 from trainlocal.fleet.packages import PackagesMissing, image_layer
-from trainlocal.fleet.tiers import choose
+from trainlocal.fleet.tiers import TIERS, choose
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "local"
@@ -74,43 +75,63 @@ class Runner:
         return json.loads(output)
 
 
-def _as_ordinary_user(tmp_path):
+def _as_ordinary_user(scratch):
     """A command prefix that drops from root to a user without any rights, and shows it the Python of these tests.
 
     Python itself may lie in a home that only root can enter; a mount namespace makes the way to it passable.
     """
-    base, blind = Path(sys.base_prefix), None
-    for folder in reversed(base.parents):
-        if not folder.stat().st_mode & 0o001:
-            blind = folder
-            break
-    shown = f"mount --bind {base} {tmp_path}/python && mount -t tmpfs -o mode=755 none {blind} && mkdir -p {base} && "
-    shown += f"mount --bind {tmp_path}/python {base} && umount -l {tmp_path}/python && "
-    (tmp_path / "python").mkdir()
-    script = f"{shown if blind else ''}exec setpriv --reuid {ORDINARY_USER} --regid {ORDINARY_USER} --clear-groups \"$@\""
-    return ["unshare", "--mount", "sh", "-c", script, "sh"]
+    base = Path(sys.base_prefix)
+    closed = next((folder for folder in reversed(base.parents) if not folder.stat().st_mode & 0o001), None)
+    steps = []
+    if closed:
+        steps = [
+            f"mkdir {scratch}/python",
+            f"mount --bind {base} {scratch}/python",
+            f"mount -t tmpfs -o mode=755 none {closed}",
+            f"mkdir -p {base}",
+            f"mount --bind {scratch}/python {base}",
+            f"umount -l {scratch}/python",
+            f"rmdir {scratch}/python",
+        ]
+    drop = f'exec setpriv --reuid {ORDINARY_USER} --regid {ORDINARY_USER} --clear-groups "$@"'
+    return ["unshare", "--mount", "sh", "-c", " && ".join([*steps, drop]), "sh"]
 
 
-@pytest.fixture(params=["isolated-root", "isolated-user", "plain"])
-def runner(request, tmp_path):
-    """One for each tier that this machine allows."""
-    tier, root = request.param, os.geteuid() == 0
-    if tier == "isolated-root" and not root:
-        pytest.skip("only root can be root")
-    if tier != "plain" and (reason := _hindrance()):
-        pytest.skip(f"this machine does not allow isolated nodes: {reason}")
-    directory, command = tmp_path, []
-    if tier == "isolated-user" and root:
+@pytest.fixture
+def make_runner(tmp_path):
+    """make_runner(tier) -> Runner; skips where the machine does not allow the tier."""
+    scratch = Path(tempfile.mkdtemp(prefix="trainlocal-test-"))  # pytest's own folders are closed to other users
+
+    def make(tier):
+        root = os.geteuid() == 0
+        if tier == "isolated-root" and not root:
+            pytest.skip("only root can be root")
+        if tier != "plain" and (reason := _hindrance()):
+            pytest.skip(f"this machine does not allow isolated nodes: {reason}")
+        if tier != "isolated-user" or not root:
+            return Runner(tier, tmp_path, [])
         if shutil.which("setpriv") is None:
             pytest.skip("there is no setpriv here to become an ordinary user with")
-        command = _as_ordinary_user(tmp_path)
-        directory = tmp_path / "user"
-        directory.mkdir()
-        os.chown(directory, ORDINARY_USER, ORDINARY_USER)
-        for folder in (tmp_path, *tmp_path.parents):
-            if folder.stat().st_uid == os.geteuid() and "pytest" in str(folder):
-                folder.chmod(folder.stat().st_mode | 0o011)
-    return Runner(tier, directory, command)
+        scratch.chmod(0o755)
+        home = scratch / "home"
+        home.mkdir()
+        os.chown(home, ORDINARY_USER, ORDINARY_USER)
+        return Runner(tier, home, _as_ordinary_user(scratch))
+
+    yield make
+    shutil.rmtree(scratch)
+
+
+@pytest.fixture(params=TIERS)
+def runner(request, make_runner):
+    """One for each tier that this machine allows."""
+    return make_runner(request.param)
+
+
+@pytest.fixture
+def best_runner(make_runner):
+    """The best tier that this machine allows to this user."""
+    return make_runner(choose().tier)
 
 
 def _hindrance():

@@ -14,6 +14,7 @@ import boto3
 
 import trainlocal
 
+SERVICES = ("ec2", "iam", "autoscaling", "s3")
 USER_DATA = """\
 #!/bin/bash
 set -eu
@@ -92,7 +93,8 @@ def wait_for(check, seconds, what):
 
 
 def make_group(clients, size):
-    """A VPC, a subnet, a launch template with the user data, and a group of `size`."""
+    """A bucket for what the nodes write, and a group of `size` with all that it needs."""
+    clients["s3"].create_bucket(Bucket="facts")
     ec2, iam = clients["ec2"], clients["iam"]
     iam.create_role(RoleName="node-role", AssumeRolePolicyDocument="{}")
     iam.create_instance_profile(InstanceProfileName="nodes")
@@ -137,8 +139,7 @@ def two_running(local, without=""):
 def main(directory, tier):
     with trainlocal.start(Path(directory), tier) as local:
         os.environ.update(local.environment())
-        clients = {name: boto3.client(name) for name in ("ec2", "iam", "autoscaling", "s3")}
-        clients["s3"].create_bucket(Bucket="facts")
+        clients = {name: boto3.client(name) for name in SERVICES}
         make_group(clients, 2)
         first = wait_for(lambda: two_running(local), 60, "two nodes to run")
         seen = {

@@ -109,7 +109,9 @@ def test_folders_are_listed_with_a_slash_behind_folders(client):
     assert client.get("/2021-03-23/meta-data/placement/")[1].split() == ["availability-zone", "region"]
 
 
-@pytest.mark.parametrize("path", ["/latest/meta-data/nothing", "/1.0/meta-data/instance-id", "/latest/meta-data/spot/instance-action"])
+@pytest.mark.parametrize(
+    "path", ["/latest/meta-data/nothing", "/1.0/meta-data/instance-id", "/latest/meta-data/spot/instance-action"]
+)
 def test_what_there_is_not_is_not_found(client, path):
     assert client.get(path)[0] == 404
 
