@@ -27,11 +27,12 @@ def keep_newest(store: Store, keep: int, *, abandoned_after_seconds: float) -> N
 def _abandoned(store: Store, kept: Iterable[int], after_seconds: float) -> list[str]:
     """Keys of attempts that no kept commit names and that have been silent for long."""
     named = {f"{step_directory(step)}/{read_commit(store, step).attempt}" for step in kept}
+    objects = list(store.list("step-"))
     attempts: dict[str, list[StoredObject]] = {}
-    for item in store.list("step-"):
+    for item in objects:
         if item.key.rpartition("/")[2] != COMMIT:
             attempts.setdefault("/".join(item.key.split("/")[:2]), []).append(item)
-    now = max((item.modified for item in store.list("step-")), default=0.0)
+    now = max((item.modified for item in objects), default=0.0)
     return [
         item.key
         for attempt, items in attempts.items()
