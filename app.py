@@ -9,7 +9,7 @@ from stacks.settings import read_settings
 from stacks.training_cluster_stack import TrainingClusterStack
 from stacks.training_data_stack import TrainingDataStack
 
-app = cdk.App()
+app = cdk.App(stack_traces=False)
 try:
     settings = read_settings(app.node.get_all_context(), default_file=Path(__file__).with_name("cluster.yaml"))
     data = TrainingDataStack(app, "TrainingDataStack")

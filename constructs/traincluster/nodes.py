@@ -12,6 +12,9 @@ from constructs import Construct
 from traincluster.capacity import Capacity
 from traincluster.permissions import CLUSTER_TAG
 
+MOST_REPLACED_AT_ONCE = 100
+"""CloudFormation's own limit of MaxBatchSize in a rolling update."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeTemplate:
@@ -91,7 +94,9 @@ def auto_scaling_group(
         ],
     )
     group.cfn_options.update_policy = CfnUpdatePolicy(
-        auto_scaling_rolling_update=CfnAutoScalingRollingUpdate(min_instances_in_service=0, max_batch_size=nodes)
+        auto_scaling_rolling_update=CfnAutoScalingRollingUpdate(
+            min_instances_in_service=0, max_batch_size=min(nodes, MOST_REPLACED_AT_ONCE)
+        )
     )
     Validations.of(group).acknowledge(
         Acknowledgment(

@@ -37,14 +37,15 @@ _S3_FETCH = r"""
 payload_archive() {
   local pause
   for pause in 1 2 4 8 16 32 ""; do
-    "$python" - "$payload_bucket" "$payload_key" "$1" <<'PYTHON' && return
+    "$python" - "$payload_region" "$payload_bucket" "$payload_key" "$1" <<'PYTHON' && return
 import sys
 import boto3
 from botocore.config import Config
 
-bucket, key, target = sys.argv[1:]
+region, bucket, key, target = sys.argv[1:]
 try:
-    boto3.client("s3", config=Config(connect_timeout=5, read_timeout=60)).download_file(bucket, key, target)
+    s3 = boto3.client("s3", region_name=region, config=Config(connect_timeout=5, read_timeout=60))
+    s3.download_file(bucket, key, target)
 except Exception as error:
     sys.exit(f"traincluster: s3://{bucket}/{key}: {error}")
 PYTHON
@@ -69,7 +70,8 @@ def render(spec: RunSpec, payload: Payload, *, bucket: str | None = None, key: s
     if bucket is None or key is None:
         source = _inline(payload)
     else:
-        source = f"payload_bucket={_quote(bucket)}\npayload_key={_quote(key)}\n{_S3_FETCH.strip()}"
+        place = {"payload_region": spec.region, "payload_bucket": bucket, "payload_key": key}
+        source = "\n".join([*(f"{name}={_quote(value)}" for name, value in place.items()), _S3_FETCH.strip()])
     return "\n".join(
         [
             "#!/bin/bash",

@@ -13,6 +13,7 @@ from aws_cdk.assertions import Annotations, Match, Template
 from cdk_nag import AwsSolutionsChecks
 from cfnlint.api import ManualArgs, lint
 
+import constructs
 from stacks.settings import read_settings
 from stacks.training_cluster_stack import TrainingClusterStack
 from stacks.training_data_stack import TrainingDataStack
@@ -49,6 +50,11 @@ def make_stacks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Stack
 @pytest.fixture(scope="module")
 def stacks(make_stacks: Callable[..., Stacks]) -> Stacks:
     return make_stacks()
+
+
+def test_constructs_is_the_pypi_package_here_too():
+    assert "site-packages" in constructs.__file__
+    assert constructs.Construct in TrainingDataStack.__mro__
 
 
 def test_the_data_stack_keeps_all_that_it_holds(stacks):

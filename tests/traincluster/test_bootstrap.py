@@ -32,8 +32,8 @@ class Client:
         if left:
             raise ConnectionError("no route to S3 yet")
         shutil.copy(folder / bucket / key, target)
-def client(service, config):
-    assert service == "s3"
+def client(service, region_name, config):
+    assert (service, region_name) == ("s3", "us-east-1")
     return Client()
 """
 

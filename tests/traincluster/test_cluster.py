@@ -53,6 +53,11 @@ def test_the_group_can_be_scaled_to_nothing_and_replaces_all_nodes_at_once(synth
     assert group["UpdatePolicy"] == {"AutoScalingRollingUpdate": {"MinInstancesInService": 0, "MaxBatchSize": 3}}
 
 
+def test_a_large_group_is_replaced_in_the_largest_batches_there_are(synthesize):
+    group = synthesize(nodes=128).only("AWS::AutoScaling::AutoScalingGroup")
+    assert group["UpdatePolicy"]["AutoScalingRollingUpdate"]["MaxBatchSize"] == 100
+
+
 def statements(cluster) -> list[dict]:
     (policy,) = cluster.resources("AWS::IAM::Policy").values()
     return policy["Properties"]["PolicyDocument"]["Statement"]

@@ -43,7 +43,7 @@ def test_inline_document_holds_spec_digest_and_payload():
 
 def test_asset_document_says_where_the_payload_is():
     document = render(spec_for(SMALL), SMALL, bucket="assets", key="payload.xz")
-    assert "payload_bucket=assets\npayload_key=payload.xz\n" in document
+    assert "payload_region=us-east-1\npayload_bucket=assets\npayload_key=payload.xz\n" in document
     assert f"payload_sha256={SMALL.sha256}\n" in document
     assert "ARCHIVE" not in document
 
