@@ -150,7 +150,8 @@ class Run:
                 self._end_early()
         if self._state is not None:
             self._state.save(now=True)
-        self.event("finished")
+        digest = self._state.model_digest() if self._state is not None and self.ranks.first else ""
+        self.event("finished", model_sha256=digest)
         self._close()
 
     def backward(self, loss: Tensor) -> None:

@@ -17,6 +17,9 @@ from trainrun.settings import TrainSettings
 
 SCHEMA_VERSION = 1
 
+OWNED_VARIABLES = ("TRAINRUN_SPEC", "TRAINRUN_STATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
+"""Environment variables of the ranks that the node agent sets and a job may not."""
+
 Accelerator = Literal["none", "nvidia", "neuron"]
 
 
@@ -64,6 +67,10 @@ class JobSpec:
     """What `trainrun.start` lays over its defaults: the fields of `trainrun.settings.TrainSettings`, as a mapping."""
     python: str = "/opt/pytorch/bin/python"
     """The image's Python that has torch (DLAMI: /opt/pytorch/bin/python)."""
+
+    def __post_init__(self) -> None:
+        if taken := sorted(set(OWNED_VARIABLES) & set(self.environment)):
+            raise ConfigError([f"environment sets {', '.join(taken)}, which the node agent sets itself. Remove it."])
 
 
 @dataclass(frozen=True, kw_only=True)

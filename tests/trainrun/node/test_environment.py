@@ -86,8 +86,8 @@ def test_the_job_has_the_last_word_where_the_agent_has_none():
 
 
 def test_a_variable_of_the_agent_in_the_job_is_an_error():
-    with pytest.raises(ConfigError, match="sets TRAINRUN_STATE, which the node agent sets itself"):
-        environment_of(spec_of(environment={"TRAINRUN_STATE": "/tmp"}))
+    with pytest.raises(ConfigError, match="environment sets TRAINRUN_STATE, which the node agent sets itself"):
+        spec_of(environment={"TRAINRUN_STATE": "/tmp"})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the kernel is not asked, and the interface stays unknown")

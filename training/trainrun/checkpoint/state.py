@@ -81,7 +81,7 @@ class TrainState:
             if problem is None:
                 self._set_aside(store, damaged, resumed_from=step)
                 self.saved_step = step
-                self._run.event("resumed", damaged=len(damaged))
+                self._run.event("resumed", damaged=len(damaged), world=self._run.ranks.size)
                 self._say(f"Resumed from step {step} ({store.locate(commit_key(step))}).")
                 return step
             damaged.append((step, problem))
@@ -93,6 +93,10 @@ class TrainState:
             )
         self._say(f"No checkpoint at {store.url}: starting at step 0.")
         return 0
+
+    def model_digest(self) -> str:
+        """sha256 of the model as it is in memory, to compare a restored checkpoint with."""
+        return tensors.model_digest(self._model)
 
     def save(self, *, now: bool = False) -> bool:
         """Save if it is time: every ``checkpoint.every_steps``, and at the last step.

@@ -9,6 +9,7 @@ Small values that are no tensors go beside them under the same names.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from typing import Any
 
@@ -47,6 +48,15 @@ def model_tensors(model: nn.Module) -> Named:
             seen.add(id(tensor))
             tensors[f"model/{canonical(name)}"] = tensor.detach()
     return tensors
+
+
+def model_digest(model: nn.Module) -> str:
+    """sha256 over a model's tensors by name, bit for bit: equal for a model in memory and its restored checkpoint."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model_tensors(model).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def parameter_names(model: nn.Module) -> dict[Tensor, str]:

@@ -13,12 +13,8 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainrun.config import ConfigError
 from trainrun.node.places import Places
 from trainrun.spec import RunSpec
-
-OWNED = ("TRAINRUN_SPEC", "TRAINRUN_STATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-"""Variables that the agent sets and a job may not."""
 
 EFA_LIBRARY_FOLDERS = (
     Path("/opt/amazon/efa/lib"),
@@ -48,9 +44,6 @@ def rank_environment(
         interface: name of the network interface that holds the node's address; "" when unknown.
         processors: processors that this node may use.
         libraries: folders of libfabric and NCCL's plugin that exist on this node.
-
-    Raises:
-        ConfigError: job.environment sets a variable that the agent owns.
     """
     environment = dict(base)
     environment["AWS_REGION"] = environment["AWS_DEFAULT_REGION"] = spec.region
@@ -63,8 +56,6 @@ def rank_environment(
     if spec.cluster.efa_interfaces and libraries:
         environment["LD_LIBRARY_PATH"] = _path([*map(str, libraries), base.get("LD_LIBRARY_PATH", "")])
 
-    if taken := sorted(set(OWNED) & set(spec.job.environment)):
-        raise ConfigError([f"job.environment sets {', '.join(taken)}, which the node agent sets itself. Remove it there."])
     environment.update(spec.job.environment)
 
     environment["PYTHONPATH"] = _path([str(places.payload), str(places.project), environment.get("PYTHONPATH", "")])
