@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import uuid
 from pathlib import Path
 
 from trainlocal.fleet import namespaces as ns
@@ -93,7 +94,8 @@ def build(root: Path, *, layer: Path, instance_id: str, logs: Path, environment:
     _write_shims(shims, instance_id)
     _lay_usr(root, new, [shims, layer])
     _hide_the_machines_services(root, new)
-    _write_etc(new / "etc", environment)
+    _write_etc(new / "etc", instance_id, environment)
+    _want_units(new)
     _make_devices(new / "dev")
     ns.bind(sys.prefix, new / PYTORCH.lstrip("/"), read_only=True)
     if not Path(sys.base_prefix).is_relative_to("/usr"):
@@ -105,14 +107,13 @@ def build(root: Path, *, layer: Path, instance_id: str, logs: Path, environment:
 
 def _write_shims(shims: Path, instance_id: str) -> None:
     """Answers in place of hardware: this is EC2 (cloud-init speaks IMDSv2 only there), and no container."""
-    uuid = f"ec2{instance_id[2:].ljust(29, '0')[:29]}"
-    uuid = f"{uuid[:8]}-{uuid[8:12]}-{uuid[12:16]}-{uuid[16:20]}-{uuid[20:32]}"
+    dmi_uuid = str(uuid.UUID(f"ec2{instance_id[2:].ljust(29, '0')[:29]}"))
     programs = {
         "usr/bin/systemd-detect-virt": '#!/bin/sh\ncase "$*" in *-c*) exit 1;; esac\necho kvm\n',
         "usr/sbin/dmidecode": (
             "#!/bin/sh\n"
             'case "$*" in\n'
-            f"*system-uuid*|*system-serial-number*) echo {uuid};;\n"
+            f"*system-uuid*|*system-serial-number*) echo {dmi_uuid};;\n"
             '*manufacturer*|*vendor*|*asset-tag*) echo "Amazon EC2";;\n'
             "esac\n"
         ),
@@ -127,7 +128,7 @@ def _write_shims(shims: Path, instance_id: str) -> None:
     shutil.copy2(Path(__file__).with_name("init.py"), small_init)
     dmi = shims / "dmi"
     dmi.mkdir()
-    facts = {"product_uuid": uuid, "product_serial": uuid, "sys_vendor": "Amazon EC2", "chassis_asset_tag": "Amazon EC2"}
+    facts = {"product_uuid": dmi_uuid, "product_serial": dmi_uuid, "sys_vendor": "Amazon EC2", "chassis_asset_tag": "Amazon EC2"}
     for name, value in facts.items():
         (dmi / name).write_text(value + "\n")
     # An ordinary user's namespace cannot write where the machine's root owns the folder: these are ours.
@@ -169,7 +170,19 @@ def _hide_the_machines_services(root: Path, new: Path) -> None:
                 ns.bind(empty_file, client)
 
 
-def _write_etc(etc: Path, environment: dict[str, str]) -> None:
+def _want_units(new: Path) -> None:
+    """What `systemctl enable` would do for the units of `_WANTED` and those that ask to be part of cloud-init."""
+    packaged, enabled = new / "usr/lib/systemd/system", new / "etc/systemd/system"
+    of_cloud_init = [unit.name for unit in packaged.glob("cloud-*.service") if "WantedBy=cloud-init.target" in unit.read_text()]
+    for target, units in {**_WANTED, "cloud-init.target": of_cloud_init}.items():
+        wants = enabled / f"{target}.wants"
+        wants.mkdir(parents=True)
+        for unit in units:
+            (wants / unit).symlink_to(f"/usr/lib/systemd/system/{unit}")
+    (enabled / "default.target").symlink_to("/usr/lib/systemd/system/multi-user.target")
+
+
+def _write_etc(etc: Path, instance_id: str, environment: dict[str, str]) -> None:
     etc.mkdir()
     for name in _ETC_COPIED:
         source = Path("/etc") / name
@@ -181,11 +194,6 @@ def _write_etc(etc: Path, environment: dict[str, str]) -> None:
         if Path("/etc", name).is_dir():
             ns.bind(Path("/etc", name), etc / name, read_only=True)
     (etc / "localtime").symlink_to("/usr/share/zoneinfo/Etc/UTC")
-    wants = {f"systemd/system/{target}.wants/{unit}": unit for target, units in _WANTED.items() for unit in units}
-    for place, unit in wants.items():
-        (etc / place).parent.mkdir(parents=True, exist_ok=True)
-        (etc / place).symlink_to(f"/usr/lib/systemd/system/{unit}")
-    (etc / "systemd/system/default.target").symlink_to("/usr/lib/systemd/system/multi-user.target")
     assignments = " ".join(f'"{name}={value}"' for name, value in environment.items())
     files = {
         "passwd": "root:x:0:0:root:/root:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -195,7 +203,8 @@ def _write_etc(etc: Path, environment: dict[str, str]) -> None:
         "hosts": "127.0.0.1 localhost\n",
         "resolv.conf": f"nameserver {NAME_SERVER}\n",
         "fstab": "",
-        "machine-id": "uninitialized\n",
+        # A known machine is no first boot, at which systemd would enable whatever the machine's packages bring along.
+        "machine-id": f"{uuid.uuid5(uuid.NAMESPACE_DNS, instance_id).hex}\n",
         "environment": "".join(f"{name}={value}\n" for name, value in environment.items()),
         "cloud/cloud.cfg": _CLOUD_CONFIG,
         "cloud/cloud.cfg.d/05_logging.cfg": _CLOUD_LOGGING,

@@ -6,13 +6,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, NoReturn, get_args
+from typing import Literal, get_args
 
-from trainlocal.fleet import cgroups, image, isolated
-from trainlocal.fleet import namespaces as ns
+from trainlocal.fleet import cgroups
 from trainlocal.fleet.packages import HOST_SYSTEMD, PackagesMissing, image_layer
 
 Tier = Literal["isolated-root", "isolated-user", "plain"]
@@ -73,7 +70,7 @@ def _hindrance() -> str | None:
         return str(error)
     with tempfile.TemporaryDirectory(prefix="trainlocal-") as folder:
         tried = subprocess.run(
-            [sys.executable, "-m", "trainlocal.fleet.tiers", folder], capture_output=True, text=True, timeout=30, check=False
+            [sys.executable, "-m", "trainlocal.fleet.trial", folder], capture_output=True, text=True, timeout=30, check=False
         )
     if tried.returncode == 0:
         return None
@@ -89,37 +86,3 @@ def _systemd() -> tuple[bool, str]:
     except OSError as error:
         return False, str(error)
     return True, "namespaces, overlays and a control group are to be had"
-
-
-def _try(folder: Path) -> None:
-    """Build the root of a node and the network around it in namespaces of our own, up to the start of its init."""
-    mount_point, logs = folder / "root", folder / "logs"
-    mount_point.mkdir()
-    logs.mkdir()
-    isolated.enter_world()
-    ns.unshare(ns.CLONE_NEWNS | ns.CLONE_NEWNET | ns.CLONE_NEWPID)
-    new = image.build(mount_point, layer=image_layer(), instance_id="i-0", logs=logs, environment={})
-    child = os.fork()
-    if child == 0:
-        _exit_with(lambda: _finish(new))
-    _, status = os.waitpid(child, 0)
-    os._exit(os.waitstatus_to_exitcode(status))
-
-
-def _finish(new: Path) -> None:
-    image.mount_kernel_interfaces(new, with_cgroups=False)
-    ns.pivot_root(new)
-
-
-def _exit_with(action: Callable[[], None]) -> NoReturn:
-    try:
-        action()
-    except OSError as error:
-        sys.stderr.write(f"{error}\n")
-        sys.stderr.flush()
-        os._exit(1)
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    _exit_with(lambda: _try(Path(sys.argv[1])))

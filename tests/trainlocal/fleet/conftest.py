@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -19,6 +19,11 @@ from trainlocal.fleet.tiers import TIERS, choose
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "local"
 ORDINARY_USER = 54321
+LOOPBACK_ONLY = [
+    *("unshare", "--net", sys.executable, "-c"),
+    f"import os, sys; sys.path.insert(0, {str(SOURCE)!r}); from trainlocal.fleet import netlink; netlink.set_up('lo');"
+    "os.execvp(sys.argv[1], sys.argv[1:])",
+]
 
 
 @pytest.fixture
@@ -63,6 +68,10 @@ class Runner:
             stderr=subprocess.PIPE,
             text=True,
         )
+
+    def where_only_loopback_exists(self):
+        """The same in a network without any way out, where this process may make one (as root)."""
+        return replace(self, command=[*LOOPBACK_ONLY, *self.command]) if os.geteuid() == 0 and sys.platform == "linux" else self
 
     def run(self, program, seconds):
         """Run `program` to its end; return what it printed as JSON."""
