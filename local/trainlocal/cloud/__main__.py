@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from threading import Event, Thread
 
@@ -39,7 +38,8 @@ def main() -> None:
 
 
 def _wait_for_parent(ended: Event) -> None:
-    sys.stdin.buffer.read()  # returns when the parent's end of the pipe closes
+    while os.read(0, 4096):  # until the parent's end of the pipe closes; a buffered read could not be left at the end
+        pass
     ended.set()
 
 

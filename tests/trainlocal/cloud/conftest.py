@@ -10,6 +10,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ import pytest
 from botocore.config import Config
 
 LOCAL = Path(__file__).parents[3] / "local"
+
+
+@cache
+def _client(endpoint: str, service: str, region: str) -> Any:
+    session: Any = boto3.Session(aws_access_key_id="testing", aws_secret_access_key="testing", region_name=region)
+    config = Config(connect_timeout=5, read_timeout=60, retries={"total_max_attempts": 1})
+    return session.client(service, endpoint_url=endpoint, config=config)
 
 
 @dataclass(frozen=True)
@@ -29,9 +37,7 @@ class Cloud:
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
         """A client that fails rather than waits."""
-        session: Any = boto3.Session(aws_access_key_id="testing", aws_secret_access_key="testing", region_name=region)
-        config = Config(connect_timeout=5, read_timeout=60, retries={"total_max_attempts": 1})
-        return session.client(service, endpoint_url=self.endpoint, config=config)
+        return _client(self.endpoint, service, region)
 
     def resources(self, region: str = "us-east-1") -> dict[str, list[str]]:
         """The inventory of the account."""

@@ -26,7 +26,7 @@ class Exports:
         for _, output in self.all():
             if output.export == name:
                 return output.value
-        raise FormationError(f"No export named {name} found. Rollback requested by user.")
+        raise FormationError(f"No export named {name} found")
 
     def importers(self, name: str) -> list[str]:
         """The names of the stacks that import an export."""

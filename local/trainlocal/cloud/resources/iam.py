@@ -49,7 +49,9 @@ class Role(Provider):
 
     def update(self, place: Place, physical_id: str, properties: dict[str, Any], before: dict[str, Any]) -> None:
         client = place.client("iam")
-        client.update_assume_role_policy(RoleName=physical_id, PolicyDocument=json.dumps(properties["AssumeRolePolicyDocument"]))
+        trust = properties["AssumeRolePolicyDocument"]
+        if trust != before["AssumeRolePolicyDocument"]:
+            client.update_assume_role_policy(RoleName=physical_id, PolicyDocument=json.dumps(trust))
         client.update_role(
             RoleName=physical_id,
             Description=properties.get("Description", ""),
