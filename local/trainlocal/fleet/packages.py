@@ -51,8 +51,8 @@ def prepare(directory: Path | None = None) -> Path:
                 f"there is no {tool} here: nodes that boot need a Debian or Ubuntu machine (cloud-init's package)"
             )
     archives = directory / "archives"
-    if not list(archives.glob("cloud-init*.deb")):
-        _download(directory, archives)
+    if not archives.is_dir():
+        _download(archives)
     layer = directory / f"layer-{sys.implementation.cache_tag}"
     unfinished = directory / f"unfinished-{os.getpid()}"
     shutil.rmtree(unfinished, ignore_errors=True)
@@ -66,9 +66,11 @@ def prepare(directory: Path | None = None) -> Path:
     return layer
 
 
-def _download(directory: Path, archives: Path) -> None:
-    lists, cache = directory / "apt" / "lists", directory / "apt" / "cache"
-    for folder in (archives, lists / "partial", cache / "archives" / "partial"):
+def _download(archives: Path) -> None:
+    """Fetch the packages into `archives`, which comes into being whole or not at all."""
+    apt_folder = archives.with_name(f"apt-{os.getpid()}")
+    lists, cache, fetched = apt_folder / "lists", apt_folder / "cache", apt_folder / "cache" / "archives"
+    for folder in (lists / "partial", fetched / "partial"):
         folder.mkdir(parents=True, exist_ok=True)
     options = {
         "Dir::State::Lists": lists,
@@ -78,15 +80,15 @@ def _download(directory: Path, archives: Path) -> None:
     }
     apt = ["apt-get", "--quiet=2", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
     try:
-        _run([*apt, "update"], archives)
-        _run([*apt, "download", "cloud-init"], archives)
+        _run([*apt, "update"], fetched)
+        _run([*apt, "download", "cloud-init"], fetched)
         if not HOST_SYSTEMD.exists():
             # Only what the machine lacks is fetched, because apt still reads the machine's own list of installed packages.
-            _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "systemd"], archives)
-            for archive in (cache / "archives").glob("*.deb"):
-                archive.replace(archives / archive.name)
+            _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "systemd"], fetched)
+        if not archives.exists():
+            fetched.rename(archives)
     finally:
-        shutil.rmtree(directory / "apt", ignore_errors=True)
+        shutil.rmtree(apt_folder, ignore_errors=True)
 
 
 def _unpack(archives: Path, root: Path) -> None:

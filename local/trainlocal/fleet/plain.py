@@ -86,7 +86,6 @@ class PlainNode:
         own = {
             MARK: str(root),
             "TRAINCLUSTER_PYTHON": sys.executable,
-            "TRAINCLUSTER_NODE_ADDRESS": instance.address,
             "AWS_EC2_METADATA_SERVICE_ENDPOINT": f"http://127.0.0.1:{self.metadata.port}",
             "HOME": str(root),
             "PATH": os.environ.get("PATH", os.defpath),
