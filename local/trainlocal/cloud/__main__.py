@@ -9,6 +9,8 @@ import signal
 from pathlib import Path
 from threading import Event, Thread
 
+from trainlocal.cloud.fence import fence_off
+
 
 def main() -> None:
     """Starts the server, prints one line of JSON when it is ready, and waits for a signal or for its parent to go."""
@@ -18,7 +20,7 @@ def main() -> None:
     parser.add_argument("--die-with-stdin", action="store_true", help="end when standard input closes")
     parser.add_argument("--loopback-nodes", action="store_true", help="give instances private addresses on loopback")
     arguments = parser.parse_args()
-    _fence_off()
+    fence_off()
     arguments.directory.mkdir(parents=True, exist_ok=True)
 
     from trainlocal.cloud.server import CloudServer  # after the fence: importing it imports boto3
@@ -41,18 +43,6 @@ def _wait_for_parent(ended: Event) -> None:
     while os.read(0, 4096):  # until the parent's end of the pipe closes; a buffered read could not be left at the end
         pass
     ended.set()
-
-
-def _fence_off() -> None:
-    """Takes away what could make a library of this process look beyond the machine or at a user's own account."""
-    for name in [name for name in os.environ if name.startswith(("AWS_", "MOTO_"))]:
-        del os.environ[name]
-    os.environ.update(
-        AWS_EC2_METADATA_DISABLED="true",
-        AWS_CONFIG_FILE=os.devnull,
-        AWS_SHARED_CREDENTIALS_FILE=os.devnull,
-        MOTO_IAM_LOAD_MANAGED_POLICIES="true",
-    )
 
 
 if __name__ == "__main__":

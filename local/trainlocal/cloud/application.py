@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import traceback
 from collections.abc import Callable, Iterable
 from threading import RLock
 from typing import Any
@@ -15,8 +16,8 @@ from trainlocal.cloud import inventory
 from trainlocal.cloud.clients import Clients
 from trainlocal.cloud.formation.account import StackAccount
 from trainlocal.cloud.formation.api import serve_formation
+from trainlocal.cloud.refusal import refuse
 from trainlocal.cloud.services import install_all
-from trainlocal.cloud.unimplemented import refuse_unimplemented
 
 INVENTORY_PATH = "/_traincluster/resources"
 _SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]+)/(?P<service>[^/]+)/aws4_request")
@@ -47,8 +48,10 @@ class Application:
         with self._locks["s3" if service == "s3" else "other"]:
             try:
                 return list(self._moto(environ, start_response))
-            except NotImplementedError as error:
-                return refuse_unimplemented(environ, start_response, service=service, reason=str(error))
+            except Exception as error:
+                if not isinstance(error, NotImplementedError):
+                    traceback.print_exception(error)
+                return refuse(environ, start_response, service=service, error=error)
 
     def _list_resources(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         region = dict(pair.split("=", 1) for pair in environ["QUERY_STRING"].split("&") if "=" in pair).get("region", "us-east-1")

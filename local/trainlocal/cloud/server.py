@@ -106,19 +106,3 @@ class CloudServer:
         address = "{}:{}".format(*passed.getsockname()[:2])
         self.serve(passed)
         return address
-
-
-def pass_socket(directory: Path, listening: socket.socket) -> str:
-    """Asks the server of ``directory`` to serve on a listening socket too; returns the address that it serves.
-
-    Raises ``ConnectionError`` when the server refuses or is not there.
-    """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(10)
-        connection.connect(str(directory / SOCKET_NAME))
-        socket.send_fds(connection, [b"\0"], [listening.fileno()])
-        answer = json.loads(connection.makefile().readline())
-    if "error" in answer:
-        raise ConnectionError(f"the emulated cloud in {directory} refused the socket: {answer['error']}")
-    serving: str = answer["serving"]
-    return serving

@@ -7,7 +7,7 @@ import ipaddress
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainlocal.cloud.formation.faults import FormationError
@@ -97,6 +97,7 @@ def test_cidr_gives_disjoint_blocks_inside_the_block(prefix: int, count: int, bi
 KEYS = NAMES.filter(lambda name: name != "Ref")
 
 
+@settings(max_examples=50)
 @given(st.recursive(TEXT | st.integers() | st.booleans(), lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)))
 def test_what_holds_no_expression_stays_as_it_is(document: Any) -> None:
     assert value(document) == document

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +16,17 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from trainlocal.cloud.server import pass_socket
+LOCAL = Path(__file__).parents[3] / "local"
+
+
+def pass_socket(directory: Path, passed: socket.socket) -> dict[str, str]:
+    """Sends a socket to the cloud as its contract has it, and returns its answer."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(10)
+        connection.connect(str(directory / "cloud.sock"))
+        socket.send_fds(connection, [b"\0"], [passed.fileno()])
+        answer: dict[str, str] = json.loads(connection.makefile().readline())
+    return answer
 
 
 def test_placement_groups(cloud, stack) -> None:
@@ -115,15 +127,15 @@ def test_what_moto_lacks_is_refused_at_once_and_by_name(cloud) -> None:
 
 def test_sockets_passed_in_are_served(cloud) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        address = pass_socket(cloud.directory, listening)
-        assert address == f"127.0.0.1:{listening.getsockname()[1]}"
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert pass_socket(cloud.directory, listening) == {"serving": address}
     with urllib.request.urlopen(f"http://{address}/_traincluster/resources", timeout=30) as answer:
         assert json.load(answer) == cloud.resources()
 
 
 def test_a_socket_that_does_not_listen_is_refused(cloud) -> None:
-    with socket.socket() as idle, pytest.raises(ConnectionError, match="not a listening TCP socket"):
-        pass_socket(cloud.directory, idle)
+    with socket.socket() as idle:
+        assert "not a listening TCP socket" in pass_socket(cloud.directory, idle)["error"]
 
 
 def test_the_server_names_itself_and_cleans_up_behind_itself(tmp_path: Path, own_cloud) -> None:
@@ -152,3 +164,26 @@ def test_the_inventory_lists_what_the_services_hold(own_cloud) -> None:
     assert listed["AWS::EC2::NetworkInterface"] == [interface]
     assert listed["AWS::EC2::Volume"] == [volume]
     assert own_cloud.resources("eu-west-1") == {}
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reason"),
+    [
+        ("socket.create_connection(('192.0.2.1', 80))", "does not connect to 192.0.2.1"),
+        ("socket.getaddrinfo('example.com', 80)", "does not look up example.com"),
+    ],
+)
+def test_the_process_of_the_cloud_cannot_reach_beyond_the_machine(attempt: str, reason: str) -> None:
+    program = f"import socket\nfrom trainlocal.cloud.fence import fence_off\nfence_off()\n{attempt}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(LOCAL)}, capture_output=True, timeout=60
+    )
+    assert done.returncode != 0
+    assert reason in done.stderr.decode()
+
+
+def test_a_notification_to_a_web_address_stays_here(cloud, stack) -> None:
+    sns = cloud.client("sns")
+    topic = sns.create_topic(Name=stack.name)["TopicArn"]
+    sns.subscribe(TopicArn=topic, Protocol="https", Endpoint="https://example.com/hook")
+    assert sns.publish(TopicArn=topic, Message="hello")["MessageId"]

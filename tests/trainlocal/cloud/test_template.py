@@ -95,6 +95,11 @@ def test_every_unemulated_thing_is_named_at_once() -> None:
         assert part in raised.value.message
 
 
+def test_a_type_that_is_nearly_right_is_answered_with_the_right_one() -> None:
+    with pytest.raises(FormationError, match=r"AWS::SNS::Topics \(A\) is not emulated \(AWS::SNS::Topic is\)"):
+        checked({"A": {"Type": "AWS::SNS::Topics"}})
+
+
 def test_loose_ends_and_circles_are_refused() -> None:
     topic = {"Type": "AWS::SNS::Topic"}
     with pytest.raises(FormationError, match=r"Unresolved resource dependencies \[B, C\]"):

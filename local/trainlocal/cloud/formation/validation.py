@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from difflib import get_close_matches
 
 from trainlocal.cloud.formation.faults import FormationError, InsufficientCapabilities
 from trainlocal.cloud.formation.graph import in_order, needs
 from trainlocal.cloud.formation.intrinsics import Evaluator, references
 from trainlocal.cloud.formation.surroundings import provider_for
 from trainlocal.cloud.formation.template import Declaration, Template
-from trainlocal.cloud.resources import NOTHING, provider_of
+from trainlocal.cloud.resources import NOTHING, emulated_types, provider_of
 
 
 def check_template(template: Template) -> None:
@@ -66,7 +67,10 @@ def _check_references(template: Template) -> None:
 def _faults(declaration: Declaration, template: Template) -> Iterator[str]:
     provider = provider_of(declaration.type)
     if provider is None:
-        yield f"resource type {declaration.type} ({declaration.logical}) is not emulated"
+        near = get_close_matches(declaration.type, emulated_types(), n=1, cutoff=0.8)
+        yield f"resource type {declaration.type} ({declaration.logical}) is not emulated" + "".join(
+            f" ({each} is)" for each in near
+        )
         return
     for fault in provider.schema.faults(declaration.properties, declaration.logical):
         yield f"{fault} ({declaration.type})"

@@ -68,9 +68,8 @@ def public_images() -> tuple[PublicImage, ...]:
 
 def install() -> None:
     """Adds the images to every region's EC2 and their parameters to its SSM, when the region is first used."""
-    if AmiBackend._load_amis is not _load_images:
-        amend(AmiBackend, "_load_amis", _load_images)
-        amend(ParameterDict, "_check_loading_status", _load_parameters)
+    amend(AmiBackend, "_load_amis", _load_images)
+    amend(ParameterDict, "_check_loading_status", _load_parameters)
 
 
 _load_moto_images = AmiBackend._load_amis
