@@ -20,6 +20,7 @@ from trainlocal.fleet.packages import HOST_SYSTEMD
 
 # An address for AWS itself, out of the range that carriers share (RFC 6598), which no VPC here uses.
 CLOUD_ADDRESS = ("100.64.0.1", 5000)
+CLOUD_MAC = bytes.fromhex("02ffffffffff")
 _READY = "run/cloud-init/result.json"
 
 
@@ -49,7 +50,7 @@ def enter_world() -> None:
     ns.mount("none", "/", flags=ns.MS_REC | ns.MS_PRIVATE)
     ns.mount("proc", "/proc", "proc", ns.MS_NOSUID | ns.MS_NODEV | ns.MS_NOEXEC)
     netlink.set_up("lo")
-    netlink.add_bridge(boot.BRIDGE)
+    netlink.add_bridge(boot.BRIDGE, CLOUD_MAC)
     netlink.add_address(boot.BRIDGE, CLOUD_ADDRESS[0], 32)
     netlink.add_default_route(boot.BRIDGE)
 

@@ -51,10 +51,15 @@ def set_up(name: str) -> None:
     _request(_NEWLINK, _link_header(index_of(name), up=True))
 
 
-def add_bridge(name: str) -> None:
-    """Make a bridge and bring it up."""
+def add_bridge(name: str, mac: bytes) -> None:
+    """Make a bridge and bring it up.
+
+    A bridge without an address of its own borrows that of a port. When the port goes, with a node that dies, the address
+    changes, and the other nodes send into the void until they have forgotten the old one.
+    """
     kind = _attribute(_IFLA_LINKINFO, _attribute(_IFLA_INFO_KIND, b"bridge"))
-    _request(_NEWLINK, _link_header() + _attribute(_IFLA_IFNAME, name.encode() + b"\0") + kind, create=True)
+    names = _attribute(_IFLA_IFNAME, name.encode() + b"\0") + _attribute(_IFLA_ADDRESS, mac)
+    _request(_NEWLINK, _link_header() + names + kind, create=True)
     set_up(name)
 
 
