@@ -63,11 +63,16 @@ class RunView:
 
     def resumptions(self, *, after: float) -> list[Line]:
         """The times training went on from a commit since `after`, each with the steps that had to be done again."""
-        resumed = [event for event in self.events if event["event"] == "resumed" and event["time"] > after]
-        for event in resumed:
-            done = max((int(line["step"]) for line in self.steps if line["time"] <= event["time"]), default=0)
-            event["steps_lost"] = max(0, done - int(event["step"]))
-        return resumed
+        found = []
+        since = 0.0
+        for event in self.events:
+            if event["event"] != "resumed":
+                continue
+            if event["time"] > after:
+                done = [int(line["step"]) for line in self.steps if since <= line["time"] <= event["time"]]
+                found.append({**event, "steps_lost": max(0, max(done, default=0) - int(event["step"]))})
+            since = event["time"]
+        return found
 
 
 def parse_lines(data: bytes) -> list[Line]:
