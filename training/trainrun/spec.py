@@ -74,11 +74,43 @@ class JobSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MountSpec:
+    """One shared file system, which every node mounts at the same path."""
+
+    type: Literal["lustre", "nfs4", "efs"]
+    """What `mount -t` is told: FSx for Lustre; EFS through the kernel's NFS client; EFS through amazon-efs-utils (TLS)."""
+    source: str
+    """What is mounted: "fs-... .amazonaws.com@tcp:/name" (Lustre), "fs-... .amazonaws.com:/" (NFS), "fs-...:/" (EFS)."""
+    path: str
+    """Absolute path of the mount point."""
+    options: str = ""
+    """Mount options besides those that the type always has, separated by commas."""
+    efa: bool = False
+    """Whether Lustre's traffic takes the EFA interfaces, for which the node's client has to be configured."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VolumeSpec:
+    """One EBS volume besides the root volume, of which every node has its own."""
+
+    device: str
+    """The name in the launch template, such as "/dev/sdf". A Nitro instance's kernel knows the disk by another."""
+    path: str
+    """Absolute path of the mount point."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StorageSpec:
-    """Where results go."""
+    """Where results go, and what a node mounts."""
 
     location: str
     """URL under which the run keeps everything: "s3://bucket/prefix". The run's own folder is location/run."""
+    mounts: tuple[MountSpec, ...] = ()
+    """Shared file systems."""
+    volumes: tuple[VolumeSpec, ...] = ()
+    """EBS volumes of the node's own."""
+    instance_store: str = ""
+    """Where the node's instance store is mounted, all of its disks as one; empty leaves it alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,8 +202,14 @@ def _without_defaults(value: Any) -> dict[str, Any]:
         default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
         if item == default and f.name != "schema":
             continue
-        mapping[f.name] = _without_defaults(item) if dataclasses.is_dataclass(item) else item
+        mapping[f.name] = _plain(item)
     return mapping
+
+
+def _plain(item: Any) -> Any:
+    if isinstance(item, tuple):
+        return [_plain(each) for each in item]
+    return _without_defaults(item) if dataclasses.is_dataclass(item) else item
 
 
 # Also the settings and their grammar: the CDK side imports nothing of trainrun but this module.
@@ -182,11 +220,13 @@ __all__ = [
     "ConfigError",
     "JobSpec",
     "MonitoringSpec",
+    "MountSpec",
     "RunSpec",
     "ShutdownSpec",
     "StorageSpec",
     "TimeoutSpec",
     "TrainSettings",
+    "VolumeSpec",
     "from_mapping",
     "merge",
     "parse_scalar",
