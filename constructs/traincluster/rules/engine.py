@@ -56,7 +56,7 @@ def rule(
     def register(function: RuleFunction) -> RuleFunction:
         hints = typing.get_type_hints(function)
         (facts,) = [hint for parameter, hint in hints.items() if parameter != "return"]
-        assert is_dataclass(facts), f"the rule {name} has no dataclass of facts as its one parameter"
+        assert isinstance(facts, type) and is_dataclass(facts), f"the rule {name} has no dataclass of facts as its one parameter"
         assert name not in _rules, f"two rules are called {name}"
         _rules[name] = Rule(name=name, summary=summary, source=source, levels=levels, facts=facts, check=function)
         return function
