@@ -57,6 +57,12 @@ class InstanceType:
     """Whether AWS lists the type among those that its PyTorch deep-learning image supports."""
     burstable: bool = False
     bare_metal: bool = False
+    local_disks: int = 0
+    """Disks of the instance store; 0 also where no source tells their number."""
+    nitro_version: int | None = None
+    """Version of the Nitro cards, for accelerated types; None where no source gives it, as for all other types."""
+    xen: bool = False
+    """Whether the type is of the generations before Nitro, whose disks are not NVMe devices."""
     sources: tuple[str, ...] = ()
     """Where the record comes from: keys of ``sources()``."""
     notes: tuple[str, ...] = ()

@@ -1,10 +1,11 @@
-"""Make catalogue.json, the data of the instance catalogue.
+"""Make catalogue.json, the data of the instance catalogue, and offerings.json, which says where types are offered.
 
     python constructs/traincluster/instances/regenerate.py --facts instances.json
 
 ``--facts`` is a curated file of accelerated types (one record a type, with sources and notes on what AWS's own
 pages disagree about). Every other type comes from what moto has recorded of EC2's DescribeInstanceTypes. Where both
 have a type, the curated record wins. The output is sorted and has one type a line, so that a refresh reads as a diff.
+Offerings are moto's recording of DescribeInstanceTypeOfferings, kept for types with accelerators or EFA.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
+OFFERINGS = Path(__file__).with_name("offerings.json")
 
 ACCELERATOR_KINDS = {"NVIDIA": "nvidia", "AWS": "neuron"}
 
@@ -51,6 +53,8 @@ def from_describe_instance_types(described: Record) -> Record:
         "purchase": described["SupportedUsageClasses"],
         "burstable": described["BurstablePerformanceSupported"],
         "bare_metal": described["BareMetal"],
+        "local_disks": sum(disk["Count"] for disk in described.get("InstanceStorageInfo", {}).get("Disks", [])),
+        "xen": described.get("Hypervisor") == "xen",
         "sources": ["moto"],
     }
 
@@ -71,6 +75,8 @@ def from_facts(fact: Record) -> Record:
         "purchase": purchase + (["capacity-block"] if fact["capacity_block"] else []),
         "accelerator": _accelerator(fact["accelerator"]),
         "pytorch_image_listed": any(name in (fact["dlami"] or []) for name in ("pytorch-x86", "arm64")),
+        "nitro_version": fact["nitro_version"],
+        "local_disks": sum(count for count, _ in (fact["local_nvme"] or {}).get("disks") or ()),
         "sources": fact["sources"],
         "notes": fact["notes"],
     }
@@ -91,10 +97,30 @@ def _accelerator(fact: Record) -> Record:
 def compact(record: Record) -> Record:
     """The record without what equals the reader's defaults; equal numbers on all cards as one number and a count."""
     per_card = record["interfaces_per_card"]
-    kept = {key: value for key, value in record.items() if value not in (False, [], None)}
+    kept = {key: value for key, value in record.items() if value not in (False, 0, [], None)}
     if len(set(per_card)) == 1:
         kept["interfaces_per_card"] = {"cards": len(per_card), "each": per_card[0]}
     return kept
+
+
+def offerings(types: set[str]) -> Record:
+    """Region -> what its zone ids begin with, and type -> region -> the digits that its zones' ids end with."""
+    regions: dict[str, str] = {}
+    zones: dict[str, dict[str, list[str]]] = {}
+    folder = resources.files("moto").joinpath("ec2/resources/instance_type_offerings/availability-zone-id")
+    for file in folder.iterdir():
+        region = file.name.partition(".")[0]
+        for offer in json.loads(gzip.decompress(file.read_bytes())):
+            regions[region], _, digit = offer["Location"].partition("-az")
+            assert len(digit) == 1, offer
+            if offer["InstanceType"] in types:
+                zones.setdefault(offer["InstanceType"], {}).setdefault(region, []).append(digit)
+    return {
+        "regions": dict(sorted(regions.items())),
+        "types": {
+            name: {region: "".join(sorted(digits)) for region, digits in sorted(zones[name].items())} for name in sorted(zones)
+        },
+    }
 
 
 def main() -> None:
@@ -114,6 +140,10 @@ def main() -> None:
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(compact(types[name]))}" for name in sorted(types))
     arguments.out.write_text(f'{{"sources": {json.dumps(SOURCES, indent=1)},\n"types": {{\n{lines}\n}}}}\n')
     print(f"{arguments.out}: {len(types)} types, {len(facts)} of them curated.")
+    offered = offerings({name for name, record in types.items() if record.get("accelerator") or record.get("efa_cards")})
+    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(where)}" for name, where in offered["types"].items())
+    OFFERINGS.write_text(f'{{"regions": {json.dumps(offered["regions"], indent=1)},\n"types": {{\n{lines}\n}}}}\n')
+    print(f"{OFFERINGS}: {len(offered['types'])} types.")
 
 
 if __name__ == "__main__":
