@@ -12,7 +12,7 @@ from stacks.training_data_stack import TrainingDataStack
 app = cdk.App(stack_traces=False)
 try:
     settings = read_settings(app.node.get_all_context(), default_file=Path(__file__).with_name("cluster.yaml"))
-    data = TrainingDataStack(app, "TrainingDataStack")
+    data = TrainingDataStack(app, "TrainingDataStack", region=settings.region)
     TrainingClusterStack(app, "TrainingClusterStack", settings=settings, checkpoints=data.checkpoints, datasets=data.datasets)
 except ValueError as error:
     sys.exit(f"The settings do not make a cluster:\n{error}")

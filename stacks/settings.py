@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 import yaml
+from aws_cdk import aws_logs as logs
 
-from traincluster import Capacity, NodeImage
+from stacks.storage_settings import VolumeSettings
+from traincluster import Capacity, EfaLayout, NodeImage, SshAccess
 from traincluster.instances import instance_type
+from traincluster.retention import retention_of
 from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar
 
 WhenDone = Literal["scale_to_zero", "keep"]
@@ -35,6 +38,10 @@ class Settings:
     """"on-demand", "spot", "reservation:cr-..." or "block:cr-..."."""
     efa: bool | None = None
     """Whether nodes have EFA; null means if their type does."""
+    efa_layout: Literal["efa-only", "efa"] = "efa-only"
+    """How EFA interfaces are laid out: AWS's current way, or the older one, in which each takes an address too."""
+    efa_device_index: Literal[0, 1] = 0
+    """Device index of the EFA interfaces on the network cards after the first."""
     placement_group: bool | str | None = None
     """true, false or the name of a group that exists; null means where it helps."""
     ami: str | None = None
@@ -45,10 +52,27 @@ class Settings:
     """The root device of that image; null means /dev/sda1 (Ubuntu). For an ami of your own only."""
     root_volume_gib: int | None = None
     """Size of a node's root volume in GiB; null means 120, or 512 on Neuron types."""
+    volumes: tuple[VolumeSettings, ...] = ()
+    """EBS volumes of each node besides the root volume."""
+    instance_store: str | None = None
+    """Where the type's own disks are mounted, all as one; null leaves them alone."""
+    region: str | None = None
+    """Region of both stacks; null means the one that the credentials name at deploy."""
     availability_zone: str | None = None
-    """Zone of the nodes, such as "us-east-1b"; null means the first of the region."""
+    """Zone of the nodes, by name ("us-east-1b") or id ("use1-az4"); null means one of the region that by the library's record
+    offers the type, or, without a region, the first that the account is shown."""
     isolated: bool = False
     """true cuts the nodes off the internet: AWS is reached through VPC endpoints only."""
+    cidr: str | None = None
+    """Address range of the VPC, /16 to /26; null means 10.0.0.0/16. Half of it is the nodes'."""
+    flow_log_days: int | None = None
+    """How long records of the network's traffic are kept; null means that none are made."""
+    log_days: int = 30
+    """How long the nodes' logs are kept."""
+    ssh_from: tuple[str, ...] = ()
+    """Address ranges that SSH is let in from; Session Manager needs none."""
+    ssh_key_pair: str | None = None
+    """Name of the EC2 key pair for SSH."""
     source: str | None = None
     """Folder with your own training code, relative to the settings file; null trains the bundled GPT."""
     entry_point: str = "trainrun.pretrain"
@@ -90,15 +114,43 @@ class Settings:
         return NodeImage(ami=self.ami, **{name: value for name, value in given.items() if value is not None})
 
     @property
+    def ssh(self) -> SshAccess | None:
+        """SSH to the nodes, if it is asked for."""
+        if self.ssh_key_pair is None and not self.ssh_from:
+            return None
+        return SshAccess(sources=self.ssh_from, key_pair=self.ssh_key_pair or "")
+
+    @property
+    def log_retention(self) -> logs.RetentionDays:
+        return retention_of(self.log_days, setting="log_days")
+
+    @property
+    def flow_log_retention(self) -> logs.RetentionDays | None:
+        return None if self.flow_log_days is None else retention_of(self.flow_log_days, setting="flow_log_days")
+
+    @property
+    def parsed_efa_layout(self) -> EfaLayout:
+        return EfaLayout(kind=self.efa_layout, device_index=self.efa_device_index)
+
+    @property
     def shutdown(self) -> ShutdownSpec:
         return ShutdownSpec(on_success=self.on_success, on_failure=self.on_failure, max_restarts=self.max_restarts)
 
     def _problems(self) -> Iterator[str]:
-        for check in (lambda: instance_type(self.instance_type), lambda: self.parsed_capacity, lambda: self.image):
+        for check in (
+            lambda: instance_type(self.instance_type),
+            lambda: self.parsed_capacity,
+            lambda: self.image,
+            lambda: self.ssh,
+            lambda: self.log_retention,
+            lambda: self.flow_log_retention,
+        ):
             try:
                 check()
             except ValueError as error:
                 yield str(error)
+        if self.region is not None and not _REGION.fullmatch(self.region):
+            yield f"region is {self.region!r}. Give the name of an AWS region, such as 'us-east-1'."
         for name in ("python", "root_device"):
             if self.ami is None and getattr(self, name) is not None:
                 yield f"{name} is {getattr(self, name)!r}, but describes the image in ami, which is not set. Set both or neither."
@@ -114,6 +166,7 @@ class Settings:
             yield f"data is {self.data!r}. Give a folder of the dataset bucket, such as 'corpus', or a URL, such as 's3://bucket/corpus'."
 
 
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _FOLDER = r"[\w.=-]+(?:/[\w.=-]+)*/?"
 _DATA = re.compile(rf"s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](?:/|/{_FOLDER})?|{_FOLDER}")
 

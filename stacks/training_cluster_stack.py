@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from aws_cdk import Annotations, CfnOutput, Stack
+from aws_cdk import CfnOutput, Environment, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
 from stacks.settings import Settings
 from traincluster import CheckpointBucket, DatasetBucket, TrainingCluster, TrainingJob, TrainingNetwork
+from traincluster.access import forwarding_command, session_command
+
+FORWARDED_PORTS = {"Jupyter": 8888, "TensorBoard": 6006}
+"""What a person may look at on a node: the port that each listens at by default."""
 
 
 class TrainingClusterStack(Stack):
@@ -29,8 +33,21 @@ class TrainingClusterStack(Stack):
         checkpoints: CheckpointBucket,
         datasets: DatasetBucket,
     ) -> None:
-        super().__init__(scope, construct_id, description=f"Traincluster: the nodes of the run {settings.run}")
-        self.network = TrainingNetwork(self, "Network", availability_zone=settings.availability_zone, isolated=settings.isolated)
+        super().__init__(
+            scope,
+            construct_id,
+            description=f"Traincluster: the nodes of the run {settings.run}",
+            env=Environment(region=settings.region),
+        )
+        self.network = TrainingNetwork(
+            self,
+            "Network",
+            availability_zone=settings.availability_zone,
+            instance_type=settings.instance_type,
+            isolated=settings.isolated,
+            cidr=settings.cidr,
+            flow_logs=settings.flow_log_retention,
+        )
         self.cluster = TrainingCluster(
             self,
             "Cluster",
@@ -40,9 +57,14 @@ class TrainingClusterStack(Stack):
             min_nodes=settings.min_nodes,
             capacity=settings.parsed_capacity,
             efa=settings.efa,
+            efa_layout=settings.parsed_efa_layout,
             placement_group=self._placement_group(settings.placement_group),
             image=settings.image,
             root_volume_gib=settings.root_volume_gib,
+            volumes=[one.volume for one in settings.volumes],
+            instance_store=settings.instance_store,
+            ssh=settings.ssh,
+            log_retention=settings.log_retention,
             job=TrainingJob(
                 run=settings.run,
                 source=settings.source,
@@ -57,7 +79,6 @@ class TrainingClusterStack(Stack):
             checkpoints=checkpoints,
         )
         self._let_read_data(settings, datasets)
-        self._warn_of_unset_zone(settings)
         self._add_outputs()
 
     def _placement_group(self, wanted: bool | str | None) -> bool | ec2.IPlacementGroup | None:
@@ -82,25 +103,16 @@ class TrainingClusterStack(Stack):
         folder = folder.strip("/")
         self.cluster.grant_read(bucket, f"{folder}/*" if folder else "*")
 
-    def _warn_of_unset_zone(self, settings: Settings) -> None:
-        if settings.parsed_capacity.is_placed_by_ec2 and settings.availability_zone is None:
-            Annotations.of(self).add_warning_v2(
-                "traincluster:zoneOfReservation",
-                "The capacity is reserved in one Availability Zone, but availability_zone is not set: the nodes are put into the "
-                "first zone of the region and start only if that is the reservation's.",
-            )
-
     def _add_outputs(self) -> None:
         group = self.cluster.auto_scaling_group.ref
         CfnOutput(self, "AutoScalingGroupName", value=group, description="The nodes; scale it to 0 to stop paying for them")
         CfnOutput(self, "RunLocation", value=self.cluster.run_location, description="Checkpoints, metrics and result of the run")
         CfnOutput(self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="Logs of the nodes")
-        CfnOutput(
-            self,
-            "SessionCommand",
-            value=(
-                "aws ssm start-session --target $(aws autoscaling describe-auto-scaling-groups "
-                f"--auto-scaling-group-names {group} --query 'AutoScalingGroups[0].Instances[0].InstanceId' --output text)"
-            ),
-            description="Opens a shell on a node",
-        )
+        CfnOutput(self, "SessionCommand", value=session_command(group), description="Opens a shell on a node")
+        for name, port in FORWARDED_PORTS.items():
+            CfnOutput(
+                self,
+                f"{name}Command",
+                value=forwarding_command(group, port),
+                description=f"Shows {name}, once it runs on a node at port {port}, as http://localhost:{port}",
+            )
