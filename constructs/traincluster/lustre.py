@@ -18,8 +18,8 @@ from constructs import Construct, IDependable
 from traincluster.mounts import FileSystem, Ports, allow
 from traincluster.network import TrainingNetwork
 from traincluster.rules import check
+from traincluster.rules.lustre import Deployment, LustreFacts, LustreStorage
 from traincluster.rules.report import known, report
-from traincluster.rules.storage import Deployment, LustreFacts, LustreStorage
 from trainrun.spec import MountSpec
 
 LUSTRE_PORTS = (Ports(988, 988), Ports(1018, 1023))

@@ -13,7 +13,6 @@ VolumeType = Literal["gp3", "io2"]
 
 FIRST_DEVICE = "f"
 """EC2 advises /dev/sd[f-p] for EBS volumes (docs.aws.amazon.com/AWSEC2/latest/UserGuide/device_naming.html)."""
-MOST_VOLUMES = 11
 
 
 @dataclass(frozen=True, kw_only=True)
