@@ -14,7 +14,8 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from stacks.settings import Settings, read_settings
-from traincluster import Capacity
+from stacks.storage_settings import VolumeSettings
+from traincluster import Capacity, EfaLayout, SshAccess
 from trainrun.spec import ConfigError, TimeoutSpec
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,14 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("root_volume_gib", "200", 200),
         ("availability_zone", "us-east-1b", "us-east-1b"),
         ("isolated", "true", True),
+        ("efa_layout", "efa", "efa"),
+        ("efa_device_index", "1", 1),
+        ("volumes", '[{"size_gib": 100, "path": "/data"}]', (VolumeSettings(size_gib=100, path="/data"),)),
+        ("instance_store", "/scratch", "/scratch"),
+        ("region", "us-west-2", "us-west-2"),
+        ("cidr", "10.7.0.0/20", "10.7.0.0/20"),
+        ("flow_log_days", "14", 14),
+        ("log_days", "7", 7),
         ("arguments", '["--x", "1"]', ("--x", "1")),
         ("environment.X", "1", {"X": "1"}),
         ("data", "s3://bucket/corpus", "s3://bucket/corpus"),
@@ -85,7 +94,7 @@ def test_every_setting_can_be_given_on_the_command_line(name, text, value):
 def test_every_setting_is_in_the_test_above_or_needs_files():
     (mark,) = [mark for mark in test_every_setting_can_be_given_on_the_command_line.pytestmark if mark.name == "parametrize"]
     tested = {case[0].partition(".")[0] for case in mark.args[1]}
-    elsewhere = {"source", "entry_point", "training", "python", "root_device"}
+    elsewhere = {"source", "entry_point", "training", "python", "root_device", "ssh_from", "ssh_key_pair"}
     assert tested | elsewhere == {field.name for field in dataclasses.fields(Settings)}
 
 
@@ -99,6 +108,18 @@ def test_the_image_of_ones_own():
     image = read({"ami": "ami-0123456789abcdef0", "python": "/usr/bin/python3", "root_device": "/dev/xvda"}).image
     assert (image.ami, image.python, image.root_device) == ("ami-0123456789abcdef0", "/usr/bin/python3", "/dev/xvda")
     assert read().image is None
+
+
+def test_ssh_takes_two_settings():
+    settings = read({"ssh_from": '["10.20.0.0/16"]', "ssh_key_pair": "team"})
+    assert settings.ssh == SshAccess(sources=["10.20.0.0/16"], key_pair="team")
+    assert read().ssh is None
+
+
+def test_the_layout_of_efa():
+    layout = read({"efa_layout": "efa", "efa_device_index": "1"}).parsed_efa_layout
+    assert layout == EfaLayout(kind="efa", device_index=1)
+    assert read().parsed_efa_layout == EfaLayout()
 
 
 def test_source_is_relative_to_the_settings_file(write):
@@ -141,6 +162,15 @@ def test_the_cdks_own_context_is_left_alone():
         ({"data": "/corpus"}, "data is '/corpus'. Give a folder of the dataset bucket"),
         ({"data": ""}, "data is ''"),
         ({"data": "null"}, "data is not set, but trainrun.pretrain trains on a token dataset"),
+        ({"efa_layout": "old"}, "efa_layout is 'old'. Allowed: 'efa-only', 'efa'."),
+        ({"efa_device_index": "2"}, "efa_device_index is 2. Allowed: 0, 1."),
+        ({"ssh_from": '["10.0.0.0/8"]'}, "ssh_key_pair is empty. Give the name of an EC2 key pair"),
+        ({"ssh_key_pair": "team"}, "ssh_from is empty, but a key pair is given"),
+        ({"ssh_from": '["office"]', "ssh_key_pair": "team"}, "ssh_from holds 'office'. Allowed: IPv4 ranges"),
+        ({"log_days": "2"}, "log_days is 2. Allowed by CloudWatch: 1, 3, 5, 7"),
+        ({"flow_log_days": "0"}, "flow_log_days is 0. Allowed by CloudWatch"),
+        ({"region": "virginia"}, "region is 'virginia'. Give the name of an AWS region"),
+        ({"volumes": '[{"size": 1}]'}, "Unknown setting 'volumes[0].size'"),
         ({"settings": "no/such.yaml"}, "The settings file 'no/such.yaml' cannot be read"),
     ],
 )

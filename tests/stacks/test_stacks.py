@@ -28,7 +28,7 @@ class Stacks:
     def __init__(self, outdir: Path, **context: str) -> None:
         self.app = cdk.App(context=json.loads((ROOT / "cdk.json").read_text())["context"], outdir=str(outdir))
         settings = read_settings(context, default_file=ROOT / "cluster.yaml")
-        self.data = TrainingDataStack(self.app, "TrainingDataStack")
+        self.data = TrainingDataStack(self.app, "TrainingDataStack", region=settings.region)
         self.cluster = TrainingClusterStack(
             self.app,
             "TrainingClusterStack",
@@ -84,7 +84,10 @@ def test_no_stack_needs_code_that_runs_in_lambda(stacks):
 def test_the_outputs(stacks):
     assert {"CheckpointBucketName", "DatasetBucketName"} <= set(stacks.template(stacks.data)["Outputs"])
     outputs = stacks.template(stacks.cluster)["Outputs"]
-    assert set(outputs) == {"AutoScalingGroupName", "RunLocation", "LogGroupName", "SessionCommand"}
+    commands = {"SessionCommand", "JupyterCommand", "TensorBoardCommand"}
+    assert set(outputs) == {"AutoScalingGroupName", "RunLocation", "LogGroupName", *commands}
+    assert all("aws ssm start-session" in json.dumps(outputs[name]["Value"]) for name in commands)
+    assert r'{\"portNumber\":[\"6006\"]' in json.dumps(outputs["TensorBoardCommand"]["Value"])
     assert outputs["RunLocation"]["Value"]["Fn::Join"][1][-1] == "/first-run"
 
 
@@ -114,6 +117,29 @@ def test_reserved_capacity_asks_for_its_zone(make_stacks):
     Annotations.from_stack(stacks.cluster).has_warning("*", warning)
     stacks = make_stacks(instance_type="p5.48xlarge", capacity=f"block:{RESERVATION}", availability_zone="us-east-1a")
     Annotations.from_stack(stacks.cluster).has_no_warning("*", warning)
+
+
+def test_both_stacks_are_in_the_region_of_the_settings(make_stacks):
+    stacks = make_stacks(instance_type="p5en.48xlarge", region="us-east-1")
+    assert {stack.region for stack in (stacks.data, stacks.cluster)} == {"us-east-1"}
+    subnets = [one for one in stacks.template(stacks.cluster)["Resources"].values() if one["Type"] == "AWS::EC2::Subnet"]
+    assert {one["Properties"]["AvailabilityZoneId"] for one in subnets} == {"use1-az2"}
+    manifest = json.loads(Path(stacks.app.synth().directory, "manifest.json").read_text())
+    assert "missing" not in manifest  # a look-up would need credentials
+
+
+def test_tear_06_all_logs_have_a_group_with_an_end(make_stacks):
+    stacks = make_stacks(log_days="7", flow_log_days="3")
+    groups = [one for one in stacks.template(stacks.cluster)["Resources"].values() if one["Type"] == "AWS::Logs::LogGroup"]
+    assert sorted(one["Properties"]["RetentionInDays"] for one in groups) == [3, 7]
+    assert all(one["DeletionPolicy"] == "Delete" and "LogGroupName" not in one["Properties"] for one in groups)
+
+
+def test_what_stays_is_told_at_synth(make_stacks):
+    stacks = make_stacks(volumes='[{"size_gib": 100, "path": "/data", "keep": true}]')
+    Annotations.from_stack(stacks.data).has_info("*", Match.string_like_regexp("leaves.*checkpoint bucket; the dataset bucket"))
+    Annotations.from_stack(stacks.cluster).has_info("*", Match.string_like_regexp("leaves.*100 GiB volume /data of each node"))
+    Annotations.from_stack(make_stacks().cluster).has_no_info("*", Match.string_like_regexp("leaves in the account"))
 
 
 def test_an_existing_placement_group_by_name(make_stacks):

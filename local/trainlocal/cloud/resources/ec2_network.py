@@ -65,14 +65,21 @@ class Subnet(Provider):
 
     type = "AWS::EC2::Subnet"
     schema = record(
-        AvailabilityZone=TEXT, CidrBlock=TEXT, MapPublicIpOnLaunch=FLAG, Tags=TAGS, VpcId=TEXT, required="CidrBlock VpcId"
+        AvailabilityZone=TEXT,
+        AvailabilityZoneId=TEXT,
+        CidrBlock=TEXT,
+        MapPublicIpOnLaunch=FLAG,
+        Tags=TAGS,
+        VpcId=TEXT,
+        required="CidrBlock VpcId",
     )
-    replacing = frozenset({"AvailabilityZone", "CidrBlock", "VpcId"})
+    replacing = frozenset({"AvailabilityZone", "AvailabilityZoneId", "CidrBlock", "VpcId"})
     attributes = frozenset({"AvailabilityZone", "CidrBlock", "SubnetId", "VpcId"})
 
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         client = place.client("ec2")
-        where = {name: properties[name] for name in ("AvailabilityZone", "CidrBlock", "VpcId") if name in properties}
+        names = ("AvailabilityZone", "AvailabilityZoneId", "CidrBlock", "VpcId")
+        where = {name: properties[name] for name in names if name in properties}
         made: str = client.create_subnet(**where)["Subnet"]["SubnetId"]
         with undone_on_error(lambda: client.delete_subnet(SubnetId=made)):
             self.update(place, made, properties, {})
