@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jsii
 from aws_cdk import RemovalPolicy, Stack
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
-from traincluster.capacity import Capacity
+from traincluster.access import SshAccess
+from traincluster.capacity import Capacity, schedule_drain
 from traincluster.efa import (
     EfaLayout,
     NetworkInterface,
@@ -19,17 +23,23 @@ from traincluster.efa import (
     render_interfaces,
     use_efa,
 )
-from traincluster.image import NodeImage, default_image, image_id, root_volume_size
+from traincluster.image import NodeImage, default_image, resolve, root_volume_size
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
+from traincluster.mounts import FileSystem, attach_all, storage_spec
 from traincluster.network import TrainingNetwork
+from traincluster.network_checks import check_network
 from traincluster.nodes import NodeTemplate, auto_scaling_group, launch_template
 from traincluster.payload import pack
-from traincluster.permissions import grant_read, grant_read_write, node_role
-from traincluster.placement import placement_group_name
+from traincluster.permissions import admit_auto_scaling, grant_read, grant_read_write, node_role
+from traincluster.placement import place
+from traincluster.rules.engine import check
+from traincluster.rules.identity import IdentityFacts
+from traincluster.rules.report import known, report
 from traincluster.user_data import place_user_data
-from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, StorageSpec
+from traincluster.volumes import DataVolume, block_device_mappings
+from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec
 
 
 @jsii.implements(ec2.IConnectable, iam.IGrantable)
@@ -59,12 +69,19 @@ class TrainingCluster(Construct):
         job: TrainingJob,
         checkpoints: s3.IBucket,
         min_nodes: int | None = None,
+        start_nodes: bool = True,
         capacity: Capacity | None = None,
         efa: bool | None = None,
         efa_layout: EfaLayout | None = None,
         placement_group: bool | ec2.IPlacementGroup | None = None,
         image: NodeImage | None = None,
         root_volume_gib: int | None = None,
+        volumes: Sequence[DataVolume] = (),
+        volume_key: kms.IKey | None = None,
+        permissions_boundary: iam.IManagedPolicy | None = None,
+        file_systems: Sequence[FileSystem] = (),
+        instance_store: str | None = None,
+        ssh: SshAccess | None = None,
         processes_per_node: int | None = None,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
     ) -> None:
@@ -79,6 +96,8 @@ class TrainingCluster(Construct):
             job: what they run.
             checkpoints: bucket for the run's checkpoints, metrics and results.
             min_nodes: fewest nodes on which training goes on when others are lost; None means all of them.
+            start_nodes: False deploys all but the nodes. The Auto Scaling group then begins with none, and a later deploy
+                leaves its size alone; scale it to ``nodes`` when they shall run.
             capacity: how the nodes are bought; None means on demand.
             efa: whether nodes have EFA; None means if their type does.
             efa_layout: how EFA interfaces are laid out; None means by AWS's current rule.
@@ -86,6 +105,12 @@ class TrainingCluster(Construct):
                 where it helps: when the type can be in one and the capacity is not reserved.
             image: the nodes' image; None means AWS's deep-learning image for the type.
             root_volume_gib: size of the root volume in GiB; None means 120, and 512 on Neuron types.
+            volumes: EBS volumes of each node besides the root volume.
+            volume_key: key of the root volume; None means the account's key for EBS.
+            permissions_boundary: policy that bounds the role of the nodes; None means no boundary.
+            file_systems: shared file systems that every node mounts before it trains.
+            instance_store: where the type's own disks are mounted, all as one; None leaves them alone.
+            ssh: SSH besides Session Manager, which needs no open port; None means no SSH.
             processes_per_node: ranks per node; None means one per GPU or Neuron core, or one on a CPU node.
             log_retention: how long the cluster's logs are kept.
 
@@ -95,7 +120,6 @@ class TrainingCluster(Construct):
         super().__init__(scope, construct_id)
         self.instance_type = look_up(instance_type)
         self.capacity = capacity or Capacity.on_demand()
-        self.capacity.check_sold(self.instance_type)
         _check_counts(nodes=nodes, min_nodes=min_nodes, processes_per_node=processes_per_node)
         self.image = image or default_image(self.instance_type)
         interfaces = network_interfaces(self.instance_type, efa=use_efa(self.instance_type, efa), layout=efa_layout)
@@ -104,8 +128,13 @@ class TrainingCluster(Construct):
             self, "SecurityGroup", vpc=network.vpc, description=f"Nodes of {self.node.path}", allow_all_outbound=True
         )
         rules = allow_traffic_among_members(self, self.security_group)
+        if ssh is not None:
+            ssh.allow(self.security_group)
+        mountable = attach_all(self, file_systems, self.security_group)
+        for service in _services_used(checkpoints, file_systems):
+            network.add_endpoint(service)
         self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
-        self.role = node_role(self, "NodeRole", cluster_name=self.node.path)
+        self.role = node_role(self, "NodeRole", cluster_name=self.node.path, permissions_boundary=permissions_boundary)
         self.log_group.grant_write(self.role)
         grant_read_write(self.role, checkpoints, f"{job.run}/*")
 
@@ -117,36 +146,72 @@ class TrainingCluster(Construct):
                 self.node.path, self.instance_type, interfaces, nodes=nodes, min_nodes=min_nodes, processes=processes_per_node
             ),
             job=job.spec(python=self.image.python),
-            storage=StorageSpec(location=f"s3://{checkpoints.bucket_name}"),
+            storage=storage_spec(
+                location=f"s3://{checkpoints.bucket_name}",
+                file_systems=file_systems,
+                volumes=volumes,
+                instance_store=instance_store,
+            ),
             timeouts=job.timeouts,
             monitoring=MonitoringSpec(publish_seconds=job.publish_seconds, log_group=self.log_group.log_group_name),
             shutdown=job.shutdown,
             payload_sha256=payload.sha256,
         )
-        self.launch_template = launch_template(
+        placement = place(self, wanted=placement_group, capacity=self.capacity, instance_type=self.instance_type)
+        resolved = resolve(self, self.image)
+        root_gib = root_volume_size(self.instance_type, root_volume_gib)
+        node = NodeTemplate(
+            cluster_name=self.node.path,
+            run=job.run,
+            instance_type=instance_type,
+            image_id=resolved.image_id,
+            block_devices=block_device_mappings(
+                root_device=self.image.root_device_name,
+                root_volume_gib=root_gib,
+                volumes=volumes,
+                encryption_key=volume_key,
+            ),
+            key_pair=ssh.key_pair if ssh else None,
+            user_data=place_user_data(self, self.run_spec, payload, reader=self.role),
+            interfaces=render_interfaces(interfaces, security_group_ids=[self.security_group.security_group_id]),
+            capacity=self.capacity,
+            instance_profile_arn=iam.InstanceProfile(self, "InstanceProfile", role=self.role).instance_profile_arn,
+            placement_group_name=placement.group_name,
+        )
+        self.launch_template = launch_template(self, "LaunchTemplate", node)
+        self.auto_scaling_group = auto_scaling_group(
             self,
-            "LaunchTemplate",
-            NodeTemplate(
-                cluster_name=self.node.path,
-                run=job.run,
-                instance_type=instance_type,
-                image_id=image_id(self, self.image, instance_type=self.instance_type),
-                root_device=self.image.root_device,
-                root_volume_gib=root_volume_size(self.instance_type, root_volume_gib, image=image),
-                user_data=place_user_data(self, self.run_spec, payload, reader=self.role),
-                interfaces=render_interfaces(interfaces, security_group_ids=[self.security_group.security_group_id]),
+            "Nodes",
+            template=self.launch_template,
+            node=node,
+            subnet=network.subnet,
+            nodes=nodes,
+            start=start_nodes,
+        )
+        schedule_drain(self, group=self.auto_scaling_group, capacity=self.capacity, own=self.instance_type)
+        efa_interfaces = self.run_spec.cluster.efa_interfaces
+        for facts in (
+            self.capacity.facts(self.instance_type, nodes=nodes, placement=placement.kind, group=placement.group_name),
+            self.image.facts(self.instance_type, pinned=resolved.pinned, efa=efa_interfaces > 0, root_volume_gib=root_gib),
+            _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
+        ):
+            report(self, check(facts))
+        # A node that starts before these exist could reach neither its peers, nor its file systems, nor AWS.
+        self.auto_scaling_group.node.add_dependency(self.role, *rules, *mountable, *network.ready)
+        report(
+            self,
+            check_network(
+                self,
+                network,
+                instance_type=self.instance_type,
+                nodes=nodes,
+                interfaces=interfaces,
                 capacity=self.capacity,
-                instance_profile_arn=iam.InstanceProfile(self, "InstanceProfile", role=self.role).instance_profile_arn,
-                placement_group_name=placement_group_name(
-                    self, wanted=placement_group, capacity=self.capacity, instance_type=self.instance_type
-                ),
+                file_systems=len(file_systems),
+                volumes=volumes,
+                ssh=ssh,
             ),
         )
-        self.auto_scaling_group = auto_scaling_group(
-            self, "Nodes", template=self.launch_template, subnet=network.subnet, nodes=nodes, cluster_name=self.node.path
-        )
-        # A node that starts before these exist could reach neither its peers nor AWS.
-        self.auto_scaling_group.node.add_dependency(self.role, *rules, *network.ready)
 
     @property
     def connections(self) -> ec2.Connections:
@@ -170,6 +235,34 @@ class TrainingCluster(Construct):
     def grant_read_write(self, bucket: s3.IBucket, objects: str = "*") -> iam.Grant:
         """Let the nodes read, write and delete objects of a bucket, or those that match a pattern."""
         return grant_read_write(self.role, bucket, objects)
+
+
+def _identity_facts(
+    scope: Construct,
+    *,
+    volume_key: kms.IKey | None,
+    volumes: Sequence[DataVolume],
+    capacity: Capacity,
+    boundary: iam.IManagedPolicy | None,
+) -> IdentityFacts:
+    """What the rules look at, after each key of a volume has been made to admit Auto Scaling."""
+    given = [
+        ("The resource group in capacity", known(capacity.reserved)),
+        ("permissions_boundary", known(boundary.managed_policy_arn) if boundary else None),
+    ]
+    keys = [key for key in (volume_key, *(volume.encryption_key for volume in volumes)) if key is not None]
+    admitted = [admit_auto_scaling(scope, key) for key in keys]
+    return IdentityFacts(
+        region=known(Stack.of(scope).region),
+        arns=tuple((what, arn) for what, arn in given if arn is not None and arn.startswith("arn:")),
+        volume_key_is_foreign=not all(admitted),
+    )
+
+
+def _services_used(checkpoints: s3.IBucket, file_systems: Sequence[FileSystem]) -> list[str]:
+    """The AWS services that a node calls only with these settings."""
+    used = ["kms"] if checkpoints.encryption_key else []
+    return [*used, "fsx"] if any(one.mount.type == "lustre" for one in file_systems) else used
 
 
 def _check_counts(*, nodes: int, min_nodes: int | None, processes_per_node: int | None) -> None:

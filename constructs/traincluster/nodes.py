@@ -24,8 +24,8 @@ class NodeTemplate:
     run: str
     instance_type: str
     image_id: str
-    root_device: str
-    root_volume_gib: int
+    block_devices: list[ec2.CfnLaunchTemplate.BlockDeviceMappingProperty]
+    key_pair: str | None
     user_data: str
     interfaces: list[ec2.CfnLaunchTemplate.NetworkInterfaceProperty]
     capacity: Capacity
@@ -43,9 +43,6 @@ def launch_template(scope: Construct, construct_id: str, node: NodeTemplate) -> 
     placement = None
     if node.placement_group_name is not None:
         placement = ec2.CfnLaunchTemplate.PlacementProperty(group_name=node.placement_group_name)
-    root_volume = ec2.CfnLaunchTemplate.EbsProperty(
-        volume_size=node.root_volume_gib, volume_type="gp3", encrypted=True, delete_on_termination=True
-    )
     data = ec2.CfnLaunchTemplate.LaunchTemplateDataProperty(
         image_id=node.image_id,
         instance_type=node.instance_type,
@@ -54,7 +51,8 @@ def launch_template(scope: Construct, construct_id: str, node: NodeTemplate) -> 
         placement=placement,
         instance_market_options=node.capacity.market_options(),
         capacity_reservation_specification=node.capacity.reservation_specification(),
-        block_device_mappings=[ec2.CfnLaunchTemplate.BlockDeviceMappingProperty(device_name=node.root_device, ebs=root_volume)],
+        block_device_mappings=node.block_devices,
+        key_name=node.key_pair,
         # Two hops, since a container on the node is one hop further from the metadata service.
         metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
             http_tokens="required", http_put_response_hop_limit=2, instance_metadata_tags="enabled"
@@ -70,27 +68,42 @@ def launch_template(scope: Construct, construct_id: str, node: NodeTemplate) -> 
 
 
 def auto_scaling_group(
-    scope: Construct, construct_id: str, *, template: ec2.CfnLaunchTemplate, subnet: ec2.ISubnet, nodes: int, cluster_name: str
+    scope: Construct,
+    construct_id: str,
+    *,
+    template: ec2.CfnLaunchTemplate,
+    node: NodeTemplate,
+    subnet: ec2.ISubnet,
+    nodes: int,
+    start: bool,
 ) -> autoscaling.CfnAutoScalingGroup:
     """The group that keeps ``nodes`` nodes running in one subnet.
 
-    Its least size is 0, so that the end of a run, or a person, can scale it to nothing with one call. When a deploy changes
+    Its least size is 0, so that the end of a run, or a person, can scale it to nothing with one call, and so that a lack of
+    capacity does not fail the stack: CloudFormation waits for the least size only, and the group goes on trying. Without
+    ``start`` the group begins at its least size, and no deploy changes its size. When a deploy changes
     the launch template, CloudFormation ends all nodes at once and the group starts new ones, which resume: nodes of an old
     and a new version could not train together.
     """
+    version = autoscaling.CfnAutoScalingGroup.LaunchTemplateSpecificationProperty(
+        launch_template_id=template.ref, version=template.attr_latest_version_number
+    )
+    several_types = node.capacity.mixed_instances_policy(version, node.instance_type)
     group = autoscaling.CfnAutoScalingGroup(
         scope,
         construct_id,
         min_size="0",
         max_size=str(nodes),
-        desired_capacity=str(nodes),
+        desired_capacity=str(nodes) if start else None,
         vpc_zone_identifier=[subnet.subnet_id],
-        launch_template=autoscaling.CfnAutoScalingGroup.LaunchTemplateSpecificationProperty(
-            launch_template_id=template.ref, version=template.attr_latest_version_number
-        ),
+        launch_template=None if several_types else version,
+        mixed_instances_policy=several_types,
+        capacity_rebalance=node.capacity.rebalancing or None,
         health_check_type="EC2",
         tags=[
-            autoscaling.CfnAutoScalingGroup.TagPropertyProperty(key=CLUSTER_TAG, value=cluster_name, propagate_at_launch=False)
+            autoscaling.CfnAutoScalingGroup.TagPropertyProperty(
+                key=CLUSTER_TAG, value=node.cluster_name, propagate_at_launch=False
+            )
         ],
     )
     group.cfn_options.update_policy = CfnUpdatePolicy(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from aws_cdk import Acknowledgment, ArnFormat, Stack, Validations
 from aws_cdk import aws_iam as iam
+from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
@@ -12,13 +13,23 @@ CLUSTER_TAG = "traincluster:cluster"
 """Tag with the cluster's name on everything that a node is made of. A node's right to scale goes by it."""
 
 
-def node_role(scope: Construct, construct_id: str, *, cluster_name: str) -> iam.Role:
-    """The role of a node: it finds its peers, ends its own group, and can be reached by Session Manager."""
+def node_role(
+    scope: Construct, construct_id: str, *, cluster_name: str, permissions_boundary: iam.IManagedPolicy | None = None
+) -> iam.Role:
+    """The role of a node: it finds its peers, ends its own group, and can be reached by Session Manager.
+
+    Args:
+        scope: where the role goes.
+        construct_id: its id there.
+        cluster_name: name of the cluster, which its group carries as a tag.
+        permissions_boundary: policy that bounds what the role may be allowed, as some organisations demand of every role.
+    """
     role = iam.Role(
         scope,
         construct_id,
         assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         description=f"Nodes of {cluster_name}",
+        permissions_boundary=permissions_boundary,
         managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name("AmazonSSMManagedInstanceCore")],
     )
     role.add_to_policy(
@@ -64,6 +75,39 @@ def grant_read_write(grantee: iam.IGrantable, bucket: s3.IBucket, objects: str) 
     actions = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     grant = grant_read(grantee, bucket, objects).combine(_grant(grantee, actions, bucket.arn_for_objects(objects)))
     return grant.combine(bucket.encryption_key.grant(grantee, "kms:GenerateDataKey")) if bucket.encryption_key else grant
+
+
+def admit_auto_scaling(scope: Construct, key: kms.IKey) -> bool:
+    """Let Auto Scaling launch nodes whose volumes are encrypted by a key, as far as the key's policy is this app's to change.
+
+    Auto Scaling uses the key as its service-linked role, which has no right of its own to any customer's key. The statements
+    name the role in a condition rather than as the principal: KMS refuses a policy with a principal that does not exist, and
+    an account has the role only once it has had a group.
+
+    Source: docs.aws.amazon.com/autoscaling/ec2/userguide/key-policy-requirements-EBS-encryption.html.
+
+    Returns:
+        Whether the statements are in the key's policy now.
+    """
+    stack = Stack.of(scope)
+    service = "autoscaling.amazonaws.com"
+    role = stack.format_arn(
+        service="iam", region="", resource="role", resource_name=f"aws-service-role/{service}/AWSServiceRoleForAutoScaling"
+    )
+    auto_scaling = {"ArnEquals": {"aws:PrincipalArn": role}, "StringEquals": {"kms:CallerAccount": stack.account}}
+    use = iam.PolicyStatement(
+        principals=[iam.AnyPrincipal()],
+        actions=["kms:Encrypt", "kms:Decrypt", "kms:ReEncrypt*", "kms:GenerateDataKey*", "kms:DescribeKey"],
+        resources=["*"],
+        conditions=auto_scaling,
+    )
+    pass_on = iam.PolicyStatement(
+        principals=[iam.AnyPrincipal()],
+        actions=["kms:CreateGrant"],
+        resources=["*"],
+        conditions={**auto_scaling, "Bool": {"kms:GrantIsForAWSResource": "true"}},
+    )
+    return all(key.add_to_resource_policy(one, False).statement_added for one in (use, pass_on))
 
 
 def _grant(grantee: iam.IGrantable, actions: list[str], resource: str) -> iam.Grant:
