@@ -132,7 +132,8 @@ def test_all_faults_are_reported_together(events, monkeypatch, tmp_path):
 def test_prepare_makes_folders_and_may_run_again(tmp_path):
     spec = spec_of(tmp_path)
     places = Places(root=tmp_path)
-    assert prepare(spec=spec, places=places) == prepare(spec=spec, places=places)
+    first, again = (prepare(spec=spec, places=places, address="127.0.0.1", attached=dict) for _ in range(2))
+    assert first == again
     assert places.metrics.is_dir() and places.rank_logs.is_dir()
 
 
@@ -141,4 +142,4 @@ def test_prepare_refuses_efa_without_locked_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(resource, "getrlimit", lambda _: (65536, 65536))
     spec = spec_of(tmp_path, efa_interfaces=32)
     with pytest.raises(StepFailed, match="At most 65536 bytes of memory can be locked; EFA needs no limit"):
-        prepare(spec=spec, places=Places(root=tmp_path))
+        prepare(spec=spec, places=Places(root=tmp_path), address="127.0.0.1", attached=dict)

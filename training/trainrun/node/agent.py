@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from types import FrameType
 
 from trainrun.config import ConfigError
+from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
 from trainrun.node.check import check
 from trainrun.node.claims import Claims
@@ -88,7 +89,12 @@ class Agent:
         """
         try:
             with self.events.step("prepare") as report:
-                report.detail = prepare(spec=self.spec, places=self.places)
+                report.detail = prepare(
+                    spec=self.spec,
+                    places=self.places,
+                    address=self.identity.address,
+                    attached=lambda: attached_volumes(node=self.identity.node, region=self.spec.region),
+                )
             with self.events.step("check") as report:
                 report.detail = check(spec=self.spec, python=self.python, store=self.store, events=self.events)
         except StepFailed:

@@ -1,0 +1,29 @@
+"""Commands of the operating system that `prepare` calls."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+from trainrun.node.outcome import StepFailed
+
+Run = Callable[..., str]
+"""Runs a command given as arguments and returns what it prints; raises StepFailed when it fails."""
+
+TIMEOUT_SECONDS = 300
+
+
+def run(*command: str) -> str:
+    """What a command prints.
+
+    Raises:
+        StepFailed: there is no such command, it does not end, or it fails; with what it said.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StepFailed(f"{' '.join(command)} cannot be run: {error}.") from None
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split()[-60:])
+        raise StepFailed(f"{' '.join(command)} failed with status {done.returncode}: {said or 'it said nothing'}.")
+    return done.stdout
