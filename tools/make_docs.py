@@ -1,6 +1,9 @@
-"""Write docs/settings.md from the settings themselves: names, types, defaults and the docstrings beside them.
+"""Write what the code itself says as documentation.
 
-Run by `make docs`; ``--check`` writes nothing and fails when the file is out of date.
+- docs/settings.md: the settings' names, types, defaults and the docstrings beside them;
+- docs/rules.md: the rules that a synth checks.
+
+Run by `make docs`; ``--check`` writes nothing and fails when a file is out of date.
 """
 
 from __future__ import annotations
@@ -15,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-TARGET = ROOT / "docs" / "settings.md"
+DOCS = ROOT / "docs"
 
-INTRODUCTION = """# Settings
+SETTINGS_INTRODUCTION = """# Settings
 
 Made by `make docs` from the code. Settings of the stacks are read from `cluster.yaml` (another file by
 `-c settings=FILE`) and each can be overridden by `-c name=value`, a nested one by `-c training.steps=500`.
@@ -25,20 +28,58 @@ An unknown or ill-typed one is an error that names the nearest.
 """
 
 
+RULES_INTRODUCTION = """# Rules
+
+Made by `make docs` from the code. A synth checks every rule and reports all findings together. An error stops it. A warning
+is shown, and silenced for a construct and all in it by the rule's name and a reason:
+
+```python
+from traincluster import acknowledge
+
+acknowledge(cluster, "image-is-pinned", "A new image at each deploy is what we want.")
+```
+
+A rule that depends on something which only the deployment knows finds nothing. `traincluster rules` lists the rules too.
+"""
+
+
 def main() -> int:
+    pages = {"settings.md": settings_page(), "rules.md": rules_page()}
+    if "--check" not in sys.argv[1:]:
+        for name, text in pages.items():
+            (DOCS / name).write_text(text)
+        return 0
+    stale = [name for name, text in pages.items() if not (DOCS / name).exists() or (DOCS / name).read_text() != text]
+    for name in stale:
+        print(f"docs/{name} is not what the code says. Run: make docs", file=sys.stderr)
+    return 1 if stale else 0
+
+
+def settings_page() -> str:
     from stacks.settings import Settings
     from trainrun.settings import TrainSettings
 
-    parts = [INTRODUCTION, section("The stacks", Settings, prefix="")]
+    parts = [SETTINGS_INTRODUCTION, section("The stacks", Settings, prefix="")]
     parts.append(section("Training (`training:` in cluster.yaml, or a script's own file)", TrainSettings, prefix=""))
-    text = "\n".join(parts)
-    if "--check" in sys.argv[1:]:
-        if not TARGET.exists() or TARGET.read_text() != text:
-            print("docs/settings.md is not what the settings say. Run: make docs", file=sys.stderr)
-            return 1
-        return 0
-    TARGET.write_text(text)
-    return 0
+    return "\n".join(parts)
+
+
+def rules_page() -> str:
+    from traincluster.rules import MODULES, rules
+
+    parts = [RULES_INTRODUCTION]
+    for module in MODULES:
+        title = (inspect.getdoc(module) or "").splitlines()[0].rstrip(".")
+        own = [rule for rule in rules() if rule.check.__module__ == module.__name__]
+        rows = [f"| `{rule.name}` | {', '.join(rule.levels)} | {cell(rule.summary)} | {cell(rule.source)} |" for rule in own]
+        parts.append(
+            "\n".join([f"## {title}", "", "| rule | levels | what it checks | source |", "|---|---|---|---|", *rows, ""])
+        )
+    return "\n".join(parts)
+
+
+def cell(text: str) -> str:
+    return text.replace("|", "\\|")
 
 
 def section(title: str, cls: type, *, prefix: str) -> str:
@@ -52,7 +93,7 @@ def section(title: str, cls: type, *, prefix: str) -> str:
             assert isinstance(hint, type)
             nested.append(section(f"`{name}`", hint, prefix=f"{name}."))
             continue
-        meaning = meanings.get(field.name, "").replace("|", "\\|")
+        meaning = cell(meanings.get(field.name, ""))
         lines.append(f"| `{name}` | {type_name(hint)} | {default_of(field)} | {meaning} |")
     return "\n".join([*lines, "", *nested])
 

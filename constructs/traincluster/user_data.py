@@ -20,10 +20,10 @@ from aws_cdk import aws_s3_assets as s3_assets
 from constructs import Construct
 from traincluster.payload import Payload
 from traincluster.permissions import grant_read
+from traincluster.rules.engine import check
+from traincluster.rules.report import report
+from traincluster.rules.user_data import LIMIT_BYTES, UserDataFacts
 from trainrun.spec import RunSpec
-
-LIMIT_BYTES = 16_384
-"""EC2's limit (docs.aws.amazon.com/AWSEC2/latest/UserGuide/user-data.html)."""
 
 REFERENCE_BYTES = 400
 """The most that one reference can become. The longest is a log group's name that CloudFormation makes: a stack name of up
@@ -90,33 +90,17 @@ def most_bytes(document: str) -> int:
     return len(text.encode()) + REFERENCE_BYTES * references
 
 
-def check_size(document: str) -> None:
-    """Check the document against EC2's limit.
-
-    Raises:
-        ValueError: it can be larger; the message says by how many bytes.
-    """
-    size = most_bytes(document)
-    if size > LIMIT_BYTES:
-        raise ValueError(
-            f"The user data can be {size:,} bytes long, {size - LIMIT_BYTES:,} more than the {LIMIT_BYTES:,} that EC2 takes. "
-            "Shorten the job's arguments, environment or configuration, or put them into a file of the job's source."
-        )
-
-
 def place_user_data(scope: Construct, spec: RunSpec, payload: Payload, *, reader: iam.IGrantable) -> str:
     """The document for a launch template: with the payload in it if that fits, else with the payload as an asset on S3.
 
-    Which of the two it is, is told as an annotation at synth.
+    Which of the two it is, is told as an annotation at synth. A document that does not fit even without the payload is a
+    finding of the rules.
 
     Args:
         scope: where the asset goes.
         spec: what the node has to know.
         payload: the code that runs.
         reader: who reads the asset.
-
-    Raises:
-        ValueError: not even the document without the payload fits.
     """
     inline = render(spec, payload)
     size = most_bytes(inline)
@@ -126,7 +110,7 @@ def place_user_data(scope: Construct, spec: RunSpec, payload: Payload, *, reader
     asset = _asset(scope, payload)
     grant_read(reader, asset.bucket, asset.s3_object_key)
     document = render(spec, payload, bucket=asset.s3_bucket_name, key=asset.s3_object_key)
-    check_size(document)
+    report(scope, check(UserDataFacts(most_bytes=most_bytes(document))))
     _tell(
         scope,
         f"The payload ({len(payload.archive):,} bytes) is an asset on S3: with it the user data would be {size:,} bytes long, "

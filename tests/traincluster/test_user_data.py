@@ -10,7 +10,9 @@ import pytest
 
 from traincluster import TrainingJob
 from traincluster.payload import Payload
-from traincluster.user_data import LIMIT_BYTES, REFERENCE_BYTES, check_size, most_bytes, render
+from traincluster.rules import check
+from traincluster.rules.user_data import LIMIT_BYTES, UserDataFacts
+from traincluster.user_data import REFERENCE_BYTES, most_bytes, render
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, StorageSpec
 
 SMALL = Payload(b"x" * 500)
@@ -72,16 +74,16 @@ def test_no_name_that_cloudformation_makes_is_longer():
 
 
 def test_size_is_checked_to_the_byte():
-    check_size("x" * LIMIT_BYTES)
-    with pytest.raises(ValueError, match=r"can be 16,385 bytes long, 1 more than the 16,384"):
-        check_size("x" * (LIMIT_BYTES + 1))
+    assert check(UserDataFacts(most_bytes=LIMIT_BYTES)) == ()
+    (finding,) = check(UserDataFacts(most_bytes=LIMIT_BYTES + 1))
+    assert "can be 16,385 bytes long, 1 more than the 16,384" in finding.message
 
 
 def test_a_large_payload_becomes_an_asset(cluster_of):
     cluster = cluster_of("c7i.2xlarge")
     assert "ARCHIVE" not in cluster.user_data
     assert most_bytes_of_template(cluster) <= LIMIT_BYTES
-    (info,) = cluster.annotations["info"]
+    (info,) = [info for info in cluster.annotations["info"] if "payload" in info]
     assert "is an asset on S3" in info and "EC2 takes 16,384" in info
 
 
@@ -90,14 +92,14 @@ def test_a_small_payload_travels_inside(synthesize, monkeypatch):
     cluster = synthesize()
     assert base64.b64decode(heredoc(cluster.user_data, "ARCHIVE")) == SMALL.archive
     assert most_bytes_of_template(cluster) <= LIMIT_BYTES
-    (info,) = cluster.annotations["info"]
+    (info,) = [info for info in cluster.annotations["info"] if "payload" in info]
     assert "travels inside the user data" in info
 
 
 def test_a_document_that_cannot_fit_says_by_how_much(synthesize):
     job = TrainingJob(run="run", arguments=["x" * LIMIT_BYTES])
-    with pytest.raises(ValueError, match=r"The user data can be ([\d,]+) bytes long, ([\d,]+) more than the 16,384") as caught:
-        synthesize(job=job)
+    with pytest.raises(RuntimeError, match=r"The user data can be ([\d,]+) bytes long, ([\d,]+) more than the 16,384") as caught:
+        assert synthesize(job=job).template
     size, excess = (int(text.replace(",", "")) for text in re.findall(r"([\d,]+) (?:bytes long|more)", str(caught.value)))
     assert size - LIMIT_BYTES == excess > 0
 
