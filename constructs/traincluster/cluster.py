@@ -27,7 +27,7 @@ from traincluster.image import NodeImage, default_image, resolve, root_volume_si
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
-from traincluster.mounts import FileSystem, attach_all, storage_spec
+from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
 from traincluster.nodes import NodeTemplate, auto_scaling_group, launch_template
@@ -196,6 +196,16 @@ class TrainingCluster(Construct):
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
             report(self, check(facts))
+        report(
+            self,
+            storage_findings(
+                instance_type=self.instance_type,
+                efa=efa_interfaces > 0,
+                file_systems=file_systems,
+                volumes=volumes,
+                instance_store=instance_store,
+            ),
+        )
         # A node that starts before these exist could reach neither its peers, nor its file systems, nor AWS.
         self.auto_scaling_group.node.add_dependency(self.role, *rules, *mountable, *network.ready)
         report(

@@ -73,6 +73,68 @@ def efs_stays(facts: ElasticFacts) -> Iterator[Finding]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BucketFacts:
+    """A bucket for checkpoints or datasets that is to be made."""
+
+    name: str
+    is_removal_wanted: bool
+    """Whether its removal policy is DESTROY."""
+    is_removal_confirmed: bool
+    """Whether the context says so too."""
+    archived_after: int | None = None
+    """Age in days at which its objects cannot be read at once any more."""
+
+
+@rule(
+    "bucket-removal-unconfirmed",
+    summary="A bucket is deleted with its stack only when told twice",
+    source="the two-step deletion of Data Solutions Framework on AWS",
+    levels=("warning",),
+)
+def bucket_removal_unconfirmed(facts: BucketFacts) -> Iterator[Finding]:
+    if facts.is_removal_wanted and not facts.is_removal_confirmed:
+        yield Finding(
+            "warning",
+            "bucket-removal-unconfirmed",
+            f"removal_policy of {facts.name} is DESTROY, but the bucket stays when its stack is destroyed.",
+            "To have it deleted with all that is in it, say so again: -c traincluster:remove-data-on-destroy=true.",
+        )
+
+
+@rule(
+    "bucket-removal",
+    summary="A bucket that goes with its stack takes its data with it",
+    source="docs.aws.amazon.com/AmazonS3/latest/userguide/delete-bucket.html",
+    levels=("warning",),
+)
+def bucket_removal(facts: BucketFacts) -> Iterator[Finding]:
+    if facts.is_removal_wanted and facts.is_removal_confirmed:
+        yield Finding(
+            "warning",
+            "bucket-removal",
+            f"{facts.name} is deleted when its stack is destroyed, with every version of every object in it.",
+            "Leave removal_policy at RETAIN to keep it.",
+        )
+
+
+@rule(
+    "bucket-archive",
+    summary="Archived checkpoints have to be restored before a run resumes",
+    source="docs.aws.amazon.com/AmazonS3/latest/userguide/restoring-objects.html",
+    levels=("info",),
+)
+def bucket_archive(facts: BucketFacts) -> Iterator[Finding]:
+    if facts.archived_after is not None:
+        yield Finding(
+            "info",
+            "bucket-archive",
+            f"Objects of {facts.name} are archived when they are {facts.archived_after} days old. A run that has been paused for "
+            "longer cannot resume until its newest checkpoint is restored by hand.",
+            "Set glacier_days to None to keep them readable.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class VolumeFacts:
     """One EBS volume besides the root volume."""
 
