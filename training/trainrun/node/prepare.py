@@ -1,4 +1,4 @@
-"""Make the node ready for the job: folders, limits, disks and shared file systems.
+"""Make the node ready for the job: folders, limits, automatic upgrades off, disks and shared file systems.
 
 Huge pages, clocks and monitoring agents come with the features that use them.
 """
@@ -17,6 +17,7 @@ from trainrun.node.interface import interface_of
 from trainrun.node.mounts import prepare_mount
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
+from trainrun.node.upgrades import stop_upgrades
 from trainrun.spec import RunSpec, StorageSpec
 
 OPEN_FILES = 1_048_576
@@ -45,7 +46,9 @@ def prepare(*, spec: RunSpec, places: Places, address: str, attached: Callable[[
             '"Libfabric error (-12)". Run the agent as the systemd unit trainrun.service (LimitMEMLOCK=infinity).'
         )
     limits = f"open files: {files}, locked memory: {'unlimited' if memory == resource.RLIM_INFINITY else memory}"
-    return ", ".join([limits, *prepare_storage(spec.storage, places=places, address=address, attached=attached)])
+    # Before storage, which may install a client for the very kernel that runs. A plain process leaves its machine alone.
+    upgrades = [stop_upgrades()] if places.root == Path("/") else []
+    return ", ".join([limits, *upgrades, *prepare_storage(spec.storage, places=places, address=address, attached=attached)])
 
 
 def prepare_storage(
