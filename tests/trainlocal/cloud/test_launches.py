@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import time
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -250,3 +252,59 @@ def test_what_ec2_refuses_takes_an_update_back(cloud, stack, group) -> None:
 def test_a_group_of_arm_machines_takes_an_arm_image(cloud, stack, group) -> None:
     assert group({"InstanceType": "c7g.large"}, desired=1, architecture="arm64") == "CREATE_COMPLETE"
     assert described(cloud, members(cloud, stack)[0]["InstanceId"])["Architecture"] == "arm64"
+
+
+def scheduled(start: datetime) -> dict[str, Any]:
+    """A drain of the group."""
+    properties = {"AutoScalingGroupName": {"Ref": "Group"}, "StartTime": f"{start:%Y-%m-%dT%H:%M:%SZ}"}
+    return {"Type": "AWS::AutoScaling::ScheduledAction", "Properties": {**properties, "MinSize": 0, "DesiredCapacity": 0}}
+
+
+def test_a_scheduled_action_is_taken_when_its_time_has_come(cloud, stack):
+    template = cluster({}, minimum=0, desired=2)
+    template["Resources"]["Drain"] = scheduled(datetime.now(timezone.utc) + timedelta(seconds=8))
+    assert stack.create(template) == "CREATE_COMPLETE"
+    name = stack.physical("Group")
+    client = cloud.client("autoscaling")
+    deadline = time.monotonic() + 30
+    while client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]["Instances"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.5)
+    stack.delete()
+
+
+def test_a_scheduled_action_goes_with_its_stack_or_is_refused_when_it_comes_too_late(cloud, stack, other_stack):
+    template = cluster({}, minimum=0, desired=0)
+    template["Resources"]["Drain"] = scheduled(datetime.now(timezone.utc) + timedelta(days=30))
+    assert stack.create(template) == "CREATE_COMPLETE"
+    group = stack.physical("Group")
+    described = cloud.client("autoscaling").describe_scheduled_actions(AutoScalingGroupName=group)
+    (action,) = described["ScheduledUpdateGroupActions"]
+    assert (action["MinSize"], action["DesiredCapacity"]) == (0, 0)
+    stack.delete()
+    assert cloud.client("autoscaling").describe_scheduled_actions()["ScheduledUpdateGroupActions"] == []
+    template["Resources"]["Drain"] = scheduled(datetime.now(timezone.utc) - timedelta(days=1))
+    assert other_stack.create(template) == "ROLLBACK_COMPLETE"
+    assert "Given start time is in the past" in other_stack.reasons()
+    other_stack.delete()
+
+
+def test_several_types_on_spot_are_launched_from_one_template(cloud, stack):
+    template = cluster({"InstanceType": "c7i.large"}, minimum=0, desired=2)
+    group = template["Resources"]["Group"]["Properties"]
+    group["MixedInstancesPolicy"] = {
+        "LaunchTemplate": {
+            "LaunchTemplateSpecification": group.pop("LaunchTemplate"),
+            "Overrides": [{"InstanceType": "c7i.large"}, {"InstanceType": "c6i.large"}],
+        },
+        "InstancesDistribution": {
+            "OnDemandBaseCapacity": 0,
+            "OnDemandPercentageAboveBaseCapacity": 0,
+            "SpotAllocationStrategy": "price-capacity-optimized",
+        },
+    }
+    assert stack.create(template) == "CREATE_COMPLETE"
+    name = stack.physical("Group")
+    (made,) = cloud.client("autoscaling").describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+    assert len(made["Instances"]) == 2
+    stack.delete()

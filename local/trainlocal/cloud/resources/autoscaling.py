@@ -78,6 +78,38 @@ class AutoScalingGroup(Provider):
         client.create_or_update_tags(Tags=wanted)
 
 
+@provides
+class ScheduledAction(Provider):
+    """A change of a group's size at a time that is known beforehand (`services.schedule` makes it)."""
+
+    type = "AWS::AutoScaling::ScheduledAction"
+    schema = record(
+        AutoScalingGroupName=TEXT,
+        DesiredCapacity=WHOLE,
+        MaxSize=WHOLE,
+        MinSize=WHOLE,
+        StartTime=TEXT,
+        required="AutoScalingGroupName StartTime",
+    )
+    replacing = frozenset({"AutoScalingGroupName"})
+
+    def create(self, place: Place, properties: dict[str, Any]) -> str:
+        name = place.name()
+        self.update(place, name, properties, {})
+        return name
+
+    def update(self, place: Place, physical_id: str, properties: dict[str, Any], before: dict[str, Any]) -> None:
+        place.client("autoscaling").put_scheduled_update_group_action(ScheduledActionName=physical_id, **properties)
+
+    def delete(self, place: Place, physical_id: str, properties: dict[str, Any]) -> None:
+        client, group = place.client("autoscaling"), {"AutoScalingGroupName": properties["AutoScalingGroupName"]}
+        still_to_come = client.describe_scheduled_actions(**group, ScheduledActionNames=[physical_id])[
+            "ScheduledUpdateGroupActions"
+        ]
+        if still_to_come:  # one that was taken is gone
+            client.delete_scheduled_action(**group, ScheduledActionName=physical_id)
+
+
 def _request(properties: dict[str, Any]) -> dict[str, Any]:
     """The properties as the API takes them."""
     request = {name: value for name, value in properties.items() if name not in ("AutoScalingGroupName", "Tags")}

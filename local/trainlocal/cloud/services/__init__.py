@@ -3,10 +3,19 @@
 They amend moto in this process only. ``install_all`` is called once, before the first request.
 """
 
-from trainlocal.cloud.services import bucket_policies, gateways, images, launches, notifications, placement_groups, scaling
+from trainlocal.cloud.services import (
+    bucket_policies,
+    gateways,
+    images,
+    launches,
+    notifications,
+    placement_groups,
+    scaling,
+    schedule,
+)
 
 
 def install_all() -> None:
     """Amends moto in this process; calling it again changes nothing."""
-    for module in (bucket_policies, gateways, images, launches, notifications, placement_groups, scaling):
+    for module in (bucket_policies, gateways, images, launches, notifications, placement_groups, scaling, schedule):
         module.install()
