@@ -43,23 +43,22 @@ def node_role(
             resources=["*"],
         )
     )
+    groups = Stack.of(scope).format_arn(
+        service="autoscaling",
+        resource="autoScalingGroup",
+        resource_name="*:autoScalingGroupName/*",
+        arn_format=ArnFormat.COLON_RESOURCE_NAME,
+    )
     role.add_to_policy(
         iam.PolicyStatement(
             sid="ScaleOwnGroup",
             actions=["autoscaling:SetDesiredCapacity", "autoscaling:UpdateAutoScalingGroup"],
             # By tag: with the group's name here, the group and the role that it needs would depend on each other.
-            resources=[
-                Stack.of(scope).format_arn(
-                    service="autoscaling",
-                    resource="autoScalingGroup",
-                    resource_name="*:autoScalingGroupName/*",
-                    arn_format=ArnFormat.COLON_RESOURCE_NAME,
-                )
-            ],
+            resources=[groups],
             conditions={"StringEquals": {f"aws:ResourceTag/{CLUSTER_TAG}": cluster_name}},
         )
     )
-    _acknowledge_findings(role)
+    _acknowledge_findings(role, groups=_as_cdk_nag_writes(role, groups))
     return role
 
 
@@ -107,16 +106,22 @@ def admit_auto_scaling(scope: Construct, key: kms.IKey) -> bool:
         resources=["*"],
         conditions={**auto_scaling, "Bool": {"kms:GrantIsForAWSResource": "true"}},
     )
-    return all(key.add_to_resource_policy(one, False).statement_added for one in (use, pass_on))
+    return all(key.add_to_resource_policy(one, True).statement_added for one in (use, pass_on))
 
 
 def _grant(grantee: iam.IGrantable, actions: list[str], resource: str) -> iam.Grant:
     return iam.Grant.add_to_principal(grantee=grantee, actions=actions, resource_arns=[resource])
 
 
-def _acknowledge_findings(role: iam.Role) -> None:
+def _as_cdk_nag_writes(scope: Construct, text: str) -> str:
+    """Text with its references as they are in the names of cdk-nag's findings: "<AWS::Region>", or what the app knows."""
+    resolved = Stack.of(scope).resolve(text)
+    parts = resolved["Fn::Join"][1] if isinstance(resolved, dict) else [resolved]
+    return "".join(part if isinstance(part, str) else f"<{part['Ref']}>" for part in parts)
+
+
+def _acknowledge_findings(role: iam.Role, *, groups: str) -> None:
     """Tell cdk-nag why what it finds here is meant."""
-    group_arn = "arn:<AWS::Partition>:autoscaling:<AWS::Region>:<AWS::AccountId>:autoScalingGroup:*:autoScalingGroupName/*"
     Validations.of(role).acknowledge(
         Acknowledgment(
             id="AwsSolutions-IAM4[Policy::arn:<AWS::Partition>:iam::aws:policy/AmazonSSMManagedInstanceCore]",
@@ -127,7 +132,7 @@ def _acknowledge_findings(role: iam.Role) -> None:
             reason="The Describe actions that find a node's peers know no resources: IAM takes '*' alone for them.",
         ),
         Acknowledgment(
-            id=f"AwsSolutions-IAM5[Resource::{group_arn}]",
+            id=f"AwsSolutions-IAM5[Resource::{groups}]",
             reason="Limited by a condition to groups that carry the cluster's own tag.",
         ),
     )
