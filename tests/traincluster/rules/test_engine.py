@@ -20,21 +20,29 @@ from hypothesis import strategies as st
 from constructs import Construct
 from traincluster.instances import InstanceType, instance_type, instance_type_names
 from traincluster.rules import MODULES, Finding, Rule, check, engine, find_rule, rules
+from traincluster.rules.capacity import CapacityFacts
 from traincluster.rules.identity import IdentityFacts
+from traincluster.rules.lustre import Deployment, LustreFacts, LustreStorage
 from traincluster.rules.network import ShellAccess
 from traincluster.rules.report import acknowledge, known, report
 
 ROOT = Path(__file__).parents[3]
 A_RULE = st.sampled_from(rules())
-st.register_type_strategy(InstanceType, st.sampled_from(instance_type_names()).map(instance_type))
+TYPES = st.sampled_from(instance_type_names()).map(instance_type)
+st.register_type_strategy(InstanceType, TYPES)
 
 
 ARNS = ("arn:aws:iam::123456789012:policy/p", "arn:aws-cn:resource-groups:cn-north-1:123456789012:group/g")
 WELL_FORMED: dict[type, dict[str, st.SearchStrategy]] = {
     IdentityFacts: {"arns": st.sampled_from([(), *((("capacity", arn),) for arn in ARNS)])},
+    CapacityFacts: {"types": st.lists(TYPES, min_size=1, max_size=3).map(tuple)},
+    LustreFacts: {
+        "deployment": st.sampled_from(typing.get_args(Deployment)),
+        "storage": st.sampled_from(typing.get_args(LustreStorage)),
+    },
     ShellAccess: {"sources": st.ip_addresses(v=4).map(lambda address: (f"{address}/32",))},
 }
-"""Texts that are checked before they become facts."""
+"""Values that are checked before they become facts."""
 
 
 @dataclass(frozen=True)
