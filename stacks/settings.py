@@ -13,9 +13,10 @@ from typing import Any, Literal, Union
 import yaml
 from aws_cdk import aws_logs as logs
 
-from stacks.storage_settings import VolumeSettings
+from stacks.storage_settings import EfsSettings, LustreSettings, VolumeSettings
 from traincluster import Capacity, EfaLayout, NodeImage, SshAccess
 from traincluster.instances import instance_type
+from traincluster.rules.image import OperatingSystem
 from traincluster.retention import retention_of
 from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar
 
@@ -34,8 +35,13 @@ class Settings:
     """Number of nodes."""
     min_nodes: int | None = None
     """Fewest nodes on which training goes on when others are lost; null means all of them."""
+    start_nodes: bool = True
+    """false deploys all but the nodes; scale the Auto Scaling group to start them."""
+    processes_per_node: int | None = None
+    """Ranks per node; null means one per GPU or Neuron core, or one on a CPU node."""
     capacity: str = "on-demand"
-    """"on-demand", "spot", "reservation:cr-..." or "block:cr-..."."""
+    """"on-demand", "spot" (also "spot:TYPE,TYPE" and "... with rebalancing"), "reservation:cr-..." (also "... in GROUP") or
+    "block:cr-..." (also "... until 2026-12-24T11:30Z")."""
     efa: bool | None = None
     """Whether nodes have EFA; null means if their type does."""
     efa_layout: Literal["efa-only", "efa"] = "efa-only"
@@ -46,14 +52,20 @@ class Settings:
     """true, false or the name of a group that exists; null means where it helps."""
     ami: str | None = None
     """Id of an image or name of an SSM parameter with one; null means AWS's newest deep-learning image for the type."""
+    os: OperatingSystem | None = None
+    """Operating system of the nodes; null means ubuntu-24.04. Without an ami it chooses among AWS's images."""
     python: str | None = None
     """The Python of that image that has torch; null means /opt/pytorch/bin/python. For an ami of your own only."""
     root_device: str | None = None
-    """The root device of that image; null means /dev/sda1 (Ubuntu). For an ami of your own only."""
+    """The root device of that image; null means the operating system's. For an ami of your own only."""
     root_volume_gib: int | None = None
     """Size of a node's root volume in GiB; null means 120, or 512 on Neuron types."""
     volumes: tuple[VolumeSettings, ...] = ()
     """EBS volumes of each node besides the root volume."""
+    lustre: LustreSettings | None = None
+    """A Lustre file system for the nodes; null means none."""
+    efs: EfsSettings | None = None
+    """An EFS file system for the nodes; null means none."""
     instance_store: str | None = None
     """Where the type's own disks are mounted, all as one; null leaves them alone."""
     region: str | None = None
@@ -73,6 +85,8 @@ class Settings:
     """Address ranges that SSH is let in from; Session Manager needs none."""
     ssh_key_pair: str | None = None
     """Name of the EC2 key pair for SSH."""
+    permissions_boundary: str | None = None
+    """Name of the IAM policy that bounds the role of the nodes; null means no boundary."""
     source: str | None = None
     """Folder with your own training code, relative to the settings file; null trains the bundled GPT."""
     entry_point: str = "trainrun.pretrain"
@@ -97,7 +111,7 @@ class Settings:
     """How long to wait for what, in seconds."""
 
     def __post_init__(self) -> None:
-        problems = [*self._problems()]
+        problems = [*dict.fromkeys(self._problems())]
         if problems:
             raise ConfigError(problems)
 
@@ -107,10 +121,10 @@ class Settings:
 
     @property
     def image(self) -> NodeImage | None:
-        """The image of the user's own, if one is set."""
+        """The image of the user's own, or AWS's for the operating system, if either is set."""
         if self.ami is None:
-            return None
-        given = {"python": self.python, "root_device": self.root_device}
+            return None if self.os is None else NodeImage.for_type(self.instance_type, os=self.os)
+        given = {"os": self.os, "python": self.python, "root_device": self.root_device}
         return NodeImage(ami=self.ami, **{name: value for name, value in given.items() if value is not None})
 
     @property

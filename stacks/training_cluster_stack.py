@@ -6,12 +6,14 @@ from typing import Any
 
 from aws_cdk import CfnOutput, Environment, Stack
 from aws_cdk import aws_ec2 as ec2
+from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
 from stacks.settings import Settings
 from traincluster import CheckpointBucket, DatasetBucket, TrainingCluster, TrainingJob, TrainingNetwork
 from traincluster.access import forwarding_command, session_command
+from traincluster.mounts import FileSystem
 
 FORWARDED_PORTS = {"Jupyter": 8888, "TensorBoard": 6006}
 """What a person may look at on a node: the port that each listens at by default."""
@@ -55,6 +57,8 @@ class TrainingClusterStack(Stack):
             instance_type=settings.instance_type,
             nodes=settings.nodes,
             min_nodes=settings.min_nodes,
+            start_nodes=settings.start_nodes,
+            processes_per_node=settings.processes_per_node,
             capacity=settings.parsed_capacity,
             efa=settings.efa,
             efa_layout=settings.parsed_efa_layout,
@@ -62,7 +66,9 @@ class TrainingClusterStack(Stack):
             image=settings.image,
             root_volume_gib=settings.root_volume_gib,
             volumes=[one.volume for one in settings.volumes],
+            file_systems=self._file_systems(settings, datasets),
             instance_store=settings.instance_store,
+            permissions_boundary=self._permissions_boundary(settings.permissions_boundary),
             ssh=settings.ssh,
             log_retention=settings.log_retention,
             job=TrainingJob(
@@ -85,6 +91,17 @@ class TrainingClusterStack(Stack):
         if isinstance(wanted, str):
             return ec2.PlacementGroup.from_placement_group_name(self, "PlacementGroup", wanted)
         return wanted
+
+    def _permissions_boundary(self, name: str | None) -> iam.IManagedPolicy | None:
+        return None if name is None else iam.ManagedPolicy.from_managed_policy_name(self, "PermissionsBoundary", name)
+
+    def _file_systems(self, settings: Settings, datasets: DatasetBucket) -> list[FileSystem]:
+        made: list[FileSystem] = []
+        if settings.lustre is not None:
+            made.append(settings.lustre.make(self, "Lustre", network=self.network, datasets=datasets))
+        if settings.efs is not None:
+            made.append(settings.efs.make(self, "Efs", network=self.network))
+        return made
 
     def _configuration(self, settings: Settings, datasets: DatasetBucket) -> dict[str, Any]:
         if settings.data is None:

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from stacks.settings import Settings, read_settings
-from stacks.storage_settings import VolumeSettings
+from stacks.storage_settings import EfsSettings, LustreSettings, VolumeSettings
 from traincluster import Capacity, EfaLayout, SshAccess
 from trainrun.spec import ConfigError, TimeoutSpec
 
@@ -72,6 +72,12 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("efa_device_index", "1", 1),
         ("volumes", '[{"size_gib": 100, "path": "/data"}]', (VolumeSettings(size_gib=100, path="/data"),)),
         ("instance_store", "/scratch", "/scratch"),
+        ("lustre.capacity_gib", "2400", LustreSettings(capacity_gib=2400)),
+        ("efs.keep", "false", EfsSettings(keep=False)),
+        ("os", "amazon-linux-2023", "amazon-linux-2023"),
+        ("start_nodes", "false", False),
+        ("processes_per_node", "2", 2),
+        ("permissions_boundary", "Boundary", "Boundary"),
         ("region", "us-west-2", "us-west-2"),
         ("cidr", "10.7.0.0/20", "10.7.0.0/20"),
         ("flow_log_days", "14", 14),
@@ -106,8 +112,13 @@ def test_a_nested_setting_leaves_its_neighbours_alone():
 
 def test_the_image_of_ones_own():
     image = read({"ami": "ami-0123456789abcdef0", "python": "/usr/bin/python3", "root_device": "/dev/xvda"}).image
-    assert (image.ami, image.python, image.root_device) == ("ami-0123456789abcdef0", "/usr/bin/python3", "/dev/xvda")
+    assert (image.ami, image.python, image.root_device_name) == ("ami-0123456789abcdef0", "/usr/bin/python3", "/dev/xvda")
     assert read().image is None
+
+
+def test_awss_image_of_another_operating_system():
+    image = read({"os": "amazon-linux-2023"}).image
+    assert image.is_deep_learning and image.root_device_name == "/dev/xvda"
 
 
 def test_ssh_takes_two_settings():
