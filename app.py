@@ -16,4 +16,7 @@ try:
     TrainingClusterStack(app, "TrainingClusterStack", settings=settings, checkpoints=data.checkpoints, datasets=data.datasets)
 except ValueError as error:
     sys.exit(f"The settings do not make a cluster:\n{error}")
-app.synth()
+try:
+    app.synth()
+except RuntimeError as error:  # a refusal by the rules, as jsii hands it on: its traceback would say nothing more
+    sys.exit(str(error))

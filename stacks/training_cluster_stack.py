@@ -123,6 +123,13 @@ class TrainingClusterStack(Stack):
     def _add_outputs(self) -> None:
         group = self.cluster.auto_scaling_group.ref
         CfnOutput(self, "AutoScalingGroupName", value=group, description="The nodes; scale it to 0 to stop paying for them")
+        CfnOutput(
+            self,
+            "MissingNodesCommand",
+            value=f"aws autoscaling describe-scaling-activities --auto-scaling-group-name {group}"
+            " --query 'Activities[?StatusCode==`Failed`].[StartTime,StatusMessage]' --output text",
+            description="Says why nodes have not started: a lack of capacity does not fail the deploy",
+        )
         CfnOutput(self, "RunLocation", value=self.cluster.run_location, description="Checkpoints, metrics and result of the run")
         CfnOutput(self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="Logs of the nodes")
         CfnOutput(self, "SessionCommand", value=session_command(group), description="Opens a shell on a node")

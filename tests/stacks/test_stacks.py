@@ -85,9 +85,9 @@ def test_the_outputs(stacks):
     assert {"CheckpointBucketName", "DatasetBucketName"} <= set(stacks.template(stacks.data)["Outputs"])
     outputs = stacks.template(stacks.cluster)["Outputs"]
     commands = {"SessionCommand", "JupyterCommand", "TensorBoardCommand"}
-    assert set(outputs) == {"AutoScalingGroupName", "RunLocation", "LogGroupName", *commands}
+    assert set(outputs) == {"AutoScalingGroupName", "MissingNodesCommand", "RunLocation", "LogGroupName", *commands}
     assert all("aws ssm start-session" in json.dumps(outputs[name]["Value"]) for name in commands)
-    assert r'{\"portNumber\":[\"6006\"]' in json.dumps(outputs["TensorBoardCommand"]["Value"])
+    assert r"{\"portNumber\":[\"6006\"]" in json.dumps(outputs["TensorBoardCommand"]["Value"])
     assert outputs["RunLocation"]["Value"]["Fn::Join"][1][-1] == "/first-run"
 
 
@@ -208,3 +208,19 @@ def test_the_app_refuses_a_cluster_that_could_not_run_without_a_traceback(start_
     assert app.returncode == 1
     assert "Traceback" not in output + errors
     assert "efa is true, but c7i.2xlarge has no EFA" in errors
+
+
+def test_the_app_tells_all_findings_of_the_rules_at_once_without_a_traceback(start_app, tmp_path):
+    app = start_app(
+        tmp_path,
+        instance_type="p5.48xlarge",
+        nodes="80",
+        capacity=f"block:{RESERVATION}",
+        placement_group="true",
+        root_volume_gib="30",
+    )
+    _, errors = app.communicate(timeout=120)
+    assert app.returncode == 1
+    assert "Traceback" not in errors
+    for rule in ("block-takes-no-placement-group", "block-size", "root-volume-holds-image"):
+        assert f"[{rule}]" in errors
