@@ -135,7 +135,13 @@ _LISTINGS: dict[str, tuple[str, Listing]] = {
         _in_vpcs("describe_vpc_endpoints", "VpcEndpoints", "VpcEndpointId", live=lambda endpoint: endpoint["State"] != "deleted"),
     ),
     "AWS::EC2::Volume": ("ec2", _plain("describe_volumes", "Volumes", "VolumeId")),
+    "AWS::EFS::FileSystem": ("efs", _plain("describe_file_systems", "FileSystems", "FileSystemId")),
     "AWS::ECR::Repository": ("ecr", _plain("describe_repositories", "repositories", "repositoryName")),
+    "AWS::FSx::DataRepositoryAssociation": (
+        "fsx",
+        _plain("describe_data_repository_associations", "Associations", "AssociationId"),
+    ),
+    "AWS::FSx::FileSystem": ("fsx", _plain("describe_file_systems", "FileSystems", "FileSystemId")),
     "AWS::IAM::InstanceProfile": ("iam", _plain("list_instance_profiles", "InstanceProfiles", "InstanceProfileName")),
     "AWS::IAM::ManagedPolicy": ("iam", _policies),
     "AWS::IAM::Role": ("iam", _roles),

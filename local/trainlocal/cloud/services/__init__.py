@@ -8,6 +8,7 @@ from trainlocal.cloud.services import (
     gateways,
     images,
     launches,
+    lustre,
     notifications,
     placement_groups,
     scaling,
@@ -17,5 +18,5 @@ from trainlocal.cloud.services import (
 
 def install_all() -> None:
     """Amends moto in this process; calling it again changes nothing."""
-    for module in (bucket_policies, gateways, images, launches, notifications, placement_groups, scaling, schedule):
+    for module in (bucket_policies, gateways, images, launches, lustre, notifications, placement_groups, scaling, schedule):
         module.install()
