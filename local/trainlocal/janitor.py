@@ -82,7 +82,7 @@ class Janitor:
         places = self._places
         for folder in (places.run, places.nodes):
             shutil.rmtree(folder, ignore_errors=True)
-        for folder in (places.run, places.nodes, places.mount_point, places.plain_roots, places.cdk_home):
+        for folder in (places.run, places.nodes, places.mount_point, places.shared, places.plain_roots, places.cdk_home):
             folder.mkdir(parents=True)
         self._control = ControlServer(places.janitor_socket, self._answer)
         choice = choose(self._tier)

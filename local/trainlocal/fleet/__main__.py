@@ -36,7 +36,9 @@ def _isolated_nodes(places: Places, cgroup: Path | None) -> NodeMaker:
     os.environ["AWS_ENDPOINT_URL"] = f"http://{address}:{port}"
     environment = {name: os.environ[name] for name in _PASSED_TO_NODES}
     environment["AWS_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]
-    return isolated.IsolatedNodes(mount_point=places.mount_point, layer=layer, cgroup=cgroup, environment=environment)
+    return isolated.IsolatedNodes(
+        mount_point=places.mount_point, layer=layer, cgroup=cgroup, shared=places.shared, environment=environment
+    )
 
 
 def _plain_nodes(places: Places) -> NodeMaker:

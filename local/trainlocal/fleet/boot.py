@@ -38,6 +38,8 @@ class BootOrder:
     cgroup: str
     init: list[str]
     environment: dict[str, str]
+    volumes: list[str]
+    shared: str
 
     def to_json(self) -> str:
         """One line of JSON."""
@@ -96,6 +98,8 @@ def start(order: BootOrder, fleet: socket.socket) -> int:
         instance_id=order.instance_id,
         logs=Path(order.logs),
         environment=order.environment,
+        volumes=order.volumes,
+        shared=Path(order.shared),
     )
     first = os.fork()
     if first == 0:

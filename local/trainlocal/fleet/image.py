@@ -9,9 +9,11 @@ from __future__ import annotations
 import shutil
 import sys
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainlocal.fleet import namespaces as ns
+from trainlocal.fleet import storage
 
 PYTORCH = "/opt/pytorch"
 SMALL_INIT = "/usr/lib/trainlocal/init.py"
@@ -78,10 +80,20 @@ log_cfgs: [[*base]]
 """
 
 
-def build(root: Path, *, layer: Path, instance_id: str, logs: Path, environment: dict[str, str]) -> Path:
+def build(
+    root: Path,
+    *,
+    layer: Path,
+    instance_id: str,
+    logs: Path,
+    environment: dict[str, str],
+    volumes: Sequence[str],
+    shared: Path,
+) -> Path:
     """Build the root file system in a new tmpfs upon the empty folder `root`; return the folder to pivot to.
 
-    `layer` is the unpacked packages (`packages.image_layer`), `logs` the folder outside that is shown at /var/log.
+    `layer` is the unpacked packages (`packages.image_layer`), `logs` the folder outside that is shown at /var/log, `shared`
+    the one that stands in for shared file systems, `volumes` the ids of the EBS volumes.
     """
     ns.mount("tmpfs", root, "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
     new, shims = root / "root", root / "shims"
@@ -92,11 +104,15 @@ def build(root: Path, *, layer: Path, instance_id: str, logs: Path, environment:
         (new / name).chmod(mode)
     (new / "var/run").symlink_to("/run")
     _write_shims(shims, instance_id)
+    storage.install(shims, f"{PYTORCH}/bin/python", volumes)
     _lay_usr(root, new, [shims, layer])
     _hide_the_machines_services(root, new)
     _write_etc(new / "etc", instance_id, environment)
     _want_units(new)
     _make_devices(new / "dev")
+    for number in range(len(volumes)):
+        (new / storage.device(number).lstrip("/")).touch()
+    ns.bind(shared, storage.folders(new))
     ns.bind(sys.prefix, new / PYTORCH.lstrip("/"), read_only=True)
     if not Path(sys.base_prefix).is_relative_to("/usr"):
         ns.bind(sys.base_prefix, new / sys.base_prefix.lstrip("/"), read_only=True)

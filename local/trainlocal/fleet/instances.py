@@ -35,6 +35,8 @@ class Instance:
     user_data: bytes = b""
     security_groups: tuple[str, ...] = ()
     tags: dict[str, str] = field(default_factory=dict)
+    volumes: tuple[str, ...] = ()
+    """Ids of its EBS volumes, that of the root volume first."""
 
     @property
     def hostname(self) -> str:
@@ -99,6 +101,7 @@ class Account:
             user_data=base64.b64decode(attribute.get("UserData", {}).get("Value", "")),
             security_groups=tuple(group["GroupName"] for group in raw.get("SecurityGroups", [])),
             tags={tag["Key"]: tag["Value"] for tag in raw.get("Tags", [])},
+            volumes=_volumes(raw),
         )
 
     def _role(self, profile: dict[str, Any] | None) -> str:
@@ -111,3 +114,9 @@ class Account:
     def terminate(self, instance_id: str) -> None:
         """Terminate an instance; its group then replaces it."""
         self._ec2.terminate_instances(InstanceIds=[instance_id])
+
+
+def _volumes(raw: dict[str, Any]) -> tuple[str, ...]:
+    mappings = [mapping for mapping in raw.get("BlockDeviceMappings", []) if "Ebs" in mapping]
+    mappings.sort(key=lambda mapping: (mapping["DeviceName"] != raw.get("RootDeviceName"), mapping["DeviceName"]))
+    return tuple(mapping["Ebs"]["VolumeId"] for mapping in mappings)

@@ -79,6 +79,7 @@ class IsolatedNode:
         mount_point: Path,
         layer: Path,
         cgroup: Path | None,
+        shared: Path,
         environment: dict[str, str],
     ) -> None:
         """Start to boot. `folder` (outside) gets the logs; `cgroup`, where there is one, is the group of all nodes."""
@@ -100,6 +101,8 @@ class IsolatedNode:
             cgroup=str(self._cgroup or ""),
             init=[str(systemd)] if self._cgroup else [f"{image.PYTORCH}/bin/python", "-I", image.SMALL_INIT],
             environment={**environment, "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
+            volumes=list(instance.volumes),
+            shared=str(shared),
         )
         ours, theirs = socket.socketpair()
         with ours, theirs, (folder / boot.CONSOLE).open("ab") as console:
@@ -168,8 +171,9 @@ class IsolatedNode:
 class IsolatedNodes:
     """Boots isolated nodes in the world that this process has entered."""
 
-    def __init__(self, *, mount_point: Path, layer: Path, cgroup: Path | None, environment: dict[str, str]) -> None:
+    def __init__(self, *, mount_point: Path, layer: Path, cgroup: Path | None, shared: Path, environment: dict[str, str]) -> None:
         self._mount_point, self._layer, self._cgroup, self._environment = mount_point, layer, cgroup, environment
+        self._shared = shared
         self._count = 0
 
     def boot(self, instance: Instance, folder: Path) -> IsolatedNode:
@@ -182,5 +186,6 @@ class IsolatedNodes:
             mount_point=self._mount_point,
             layer=self._layer,
             cgroup=self._cgroup,
+            shared=self._shared,
             environment=self._environment,
         )

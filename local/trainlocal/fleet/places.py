@@ -56,6 +56,11 @@ class Places:
         return self.run / "root"
 
     @property
+    def shared(self) -> Path:
+        """What stands in for shared file systems; all isolated nodes see it."""
+        return self.run / "shared"
+
+    @property
     def plain_roots(self) -> Path:
         """The folders that stand for the roots of plain nodes."""
         return self.run / "plain"

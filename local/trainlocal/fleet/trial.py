@@ -18,12 +18,13 @@ from trainlocal.fleet.packages import image_layer
 
 def _try(folder: Path) -> None:
     """Build the root of a node and the network around it in namespaces of our own, up to the start of its init."""
-    mount_point, logs = folder / "root", folder / "logs"
-    mount_point.mkdir()
-    logs.mkdir()
+    mount_point, logs, shared = folder / "root", folder / "logs", folder / "shared"
+    for each in (mount_point, logs, shared):
+        each.mkdir()
     isolated.enter_world()
     ns.unshare(ns.CLONE_NEWNS | ns.CLONE_NEWNET | ns.CLONE_NEWPID)
-    new = image.build(mount_point, layer=image_layer(), instance_id="i-0", logs=logs, environment={})
+    layer = image_layer()
+    new = image.build(mount_point, layer=layer, instance_id="i-0", logs=logs, environment={}, volumes=[], shared=shared)
     child = os.fork()
     if child == 0:
         _exit_with(lambda: _finish(new))

@@ -39,6 +39,27 @@ class Hello(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(instance_id.encode())
 
+def storage():
+    # Formats and mounts what the node has, with the commands that a real node would call.
+    run = lambda *command: subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    disks = json.loads(run("lsblk", "--json", "--output", "PATH,SERIAL"))["blockdevices"]
+    data = disks[1]["path"]
+    for path in ("/data", "/fsx"):
+        os.mkdir(path)
+    run("mkfs.xfs", data)
+    run("modinfo", "lustre")
+    lustre = "fs-1.fsx.us-east-1.amazonaws.com@tcp:/abc"
+    said = run("mount", "-t", "xfs", "-o", "noatime", data, "/data") + run("mount", "-t", "lustre", "-o", "flock", lustre, "/fsx")
+    for folder in ("/data", "/fsx"):
+        pathlib.Path(folder, instance_id).touch()
+    return {
+        "volumes": [disk["serial"].replace("vol", "vol-") for disk in disks],
+        "formatted": json.loads(run("lsblk"))["blockdevices"][1]["fstype"],
+        "mount_says": said,
+        "own_files": os.listdir("/data"),
+        "shared_files": os.listdir("/fsx"),
+    }
+
 server = HTTPServer((address, 0), Hello)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 isolated = "TRAINCLUSTER_ROOT" not in os.environ  # isolated nodes have names and a root of their own
@@ -57,6 +78,7 @@ if isolated:
         first_process=pathlib.Path("/proc/1/comm").read_text().strip(),
         root=sorted(os.listdir("/")),
         interfaces=sorted(os.listdir("/sys/class/net")),
+        **storage(),
     )
 s3 = boto3.client("s3")
 s3.put_object(Bucket="facts", Key=instance_id, Body=json.dumps(facts))
@@ -107,6 +129,10 @@ def make_group(clients, size):
             "ImageId": ec2.describe_images(Owners=["amazon"])["Images"][0]["ImageId"],
             "InstanceType": "c5.large",
             "IamInstanceProfile": {"Name": "nodes"},
+            "BlockDeviceMappings": [
+                {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 120, "VolumeType": "gp3"}},
+                {"DeviceName": "/dev/sdf", "Ebs": {"VolumeSize": 10, "VolumeType": "gp3"}},
+            ],
             "UserData": base64.b64encode(USER_DATA.encode()).decode(),
         },
     )

@@ -42,5 +42,12 @@ def check_isolation(seen):
         assert facts["hostname"].split(".")[0] == facts["host"].split(".")[0]
         assert facts["interfaces"] == ["eth0", "lo"]
         assert facts["processes"] < 15  # its own, not the machine's
+        assert len(facts["volumes"]) == 2 and facts["formatted"] == "xfs"
+        assert facts["own_files"] == [facts["instance_id"]] and facts["instance_id"] in facts["shared_files"]
+        assert "a folder of this node stands in for /dev/nvme1n1" in facts["mount_says"]
+        assert "a folder of all nodes stands in for fs-1.fsx.us-east-1.amazonaws.com@tcp:/abc" in facts["mount_says"]
         assert "work" not in facts["root"] and {"etc", "opt", "usr", "var"} <= set(facts["root"])
+    # The second one sees what the first has written to the shared file system.
+    assert max(len(facts["shared_files"]) for facts in seen["facts"].values()) >= 2
+    assert len({volume for facts in seen["facts"].values() for volume in facts["volumes"]}) == 4
     assert {"cloud-init.log", "console.log"} <= set(seen["logs"])

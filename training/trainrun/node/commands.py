@@ -27,3 +27,8 @@ def run(*command: str) -> str:
         said = " ".join((done.stderr or done.stdout).split()[-60:])
         raise StepFailed(f"{' '.join(command)} failed with status {done.returncode}: {said or 'it said nothing'}.")
     return done.stdout
+
+
+def remark(said: str) -> str:
+    """What a command said, in brackets: mount says nothing, but a helper that stands in for a file system tells so."""
+    return f" ({' '.join(said.split())})" if said.strip() else ""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrun.node.commands import Run
+from trainrun.node.commands import Run, remark
 from trainrun.node.fstab import Mounted
 from trainrun.node.outcome import StepFailed
 from trainrun.spec import VolumeSpec
@@ -172,8 +172,8 @@ def prepare_volume(
     if mounted.at(volume.path):
         return f"volume {volume.device} at {volume.path}"
     Path(volume.path).mkdir(parents=True, exist_ok=True)
-    run("mount", "-t", kind, "-o", "noatime", disk.path, volume.path)
-    return f"volume {volume.device} {done} at {volume.path}"
+    said = run("mount", "-t", kind, "-o", "noatime", disk.path, volume.path)
+    return f"volume {volume.device} {done} at {volume.path}{remark(said)}"
 
 
 def _disk_of(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainrun.node.commands import Run
+from trainrun.node.commands import Run, remark
 from trainrun.node.fstab import Mounted
 from trainrun.node.lnet import use_efa
 from trainrun.node.outcome import StepFailed
@@ -76,8 +76,7 @@ def prepare_mount(
             if seconds is None:
                 raise
             pause(seconds)
-    note = f" ({' '.join(said.split())})" if said.strip() else ""
-    return f"{mount.type} mounted{way} at {mount.path}{note}"
+    return f"{mount.type} mounted{way} at {mount.path}{remark(said)}"
 
 
 def _load_client(mount: MountSpec, run: Run) -> None:
