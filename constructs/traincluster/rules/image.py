@@ -228,6 +228,23 @@ def image_is_patched(facts: ImageFacts) -> Iterator[Finding]:
 
 
 @rule(
+    "neuron-image-is-the-last",
+    summary="AWS's Neuron image with PyTorch 2.9 is the last that trains with PyTorch.",
+    source="AWS Neuron documentation (announce-no-support-pytorch-xla-training, SDK 2.30)",
+    levels=("info",),
+)
+def neuron_image_is_the_last(facts: ImageFacts) -> Iterator[Finding]:
+    if facts.is_aws_neuron and "/pytorch-2.9/" in (facts.ami or ""):
+        yield Finding(
+            "info",
+            "neuron-image-is-the-last",
+            "The Neuron image with PyTorch 2.9 is the last with support for training: later releases of the Neuron SDK train "
+            "with JAX, or with a PyTorch that AWS has not published yet.",
+            "Nothing is to be done now; a newer image would not train.",
+        )
+
+
+@rule(
     "rhel-image-is-complete",
     summary="A Red Hat image holds what AWS's deep-learning images bring: " + "; ".join(RHEL_NEEDS) + ".",
     source="docs.aws.amazon.com/dlami (no DLAMI of RHEL), docs.aws.amazon.com/fsx (install-lustre-client)",

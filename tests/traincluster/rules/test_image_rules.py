@@ -88,6 +88,12 @@ def test_red_hat_has_no_image_of_aws_and_needs_much():
     assert "image-os-supports-type" in found(NodeImage(ami=AMI, os="rhel-9"), "p6e-gb200.36xlarge", "error")
 
 
+def test_the_neuron_image_says_that_it_is_the_last():
+    image = default_image(instance_type("trn2.48xlarge"))
+    assert found(image, "trn2.48xlarge", "info") == {"neuron-image-is-the-last"}
+    assert found(image, "trn2.48xlarge") == set()
+
+
 def test_an_image_that_gets_no_patches_is_warned_of():
     assert found(default_image(instance_type("g5.xlarge"), os="ubuntu-22.04"), "g5.xlarge") == {"image-is-patched"}
 
