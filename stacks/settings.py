@@ -16,8 +16,8 @@ from aws_cdk import aws_logs as logs
 from stacks.storage_settings import EfsSettings, LustreSettings, VolumeSettings
 from traincluster import Capacity, EfaLayout, NodeImage, SshAccess
 from traincluster.instances import instance_type
-from traincluster.rules.image import OperatingSystem
 from traincluster.retention import retention_of
+from traincluster.rules.image import OperatingSystem
 from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar
 
 WhenDone = Literal["scale_to_zero", "keep"]

@@ -36,5 +36,9 @@ class TrainingDataStack(Stack):
         self.datasets = DatasetBucket(self, "Datasets", encryption_key=key)
         CfnOutput(self, "CheckpointBucketName", value=self.checkpoints.bucket_name, description="Checkpoints and results of runs")
         CfnOutput(self, "DatasetBucketName", value=self.datasets.bucket_name, description="Token datasets")
-        stays = ("the checkpoint bucket", "the dataset bucket", "the key that encrypts both, without which nothing in them can be read")
+        stays = (
+            "the checkpoint bucket",
+            "the dataset bucket",
+            "the key that encrypts both, without which nothing in them can be read",
+        )
         report(self, check(LeftBehind(stays=stays)))

@@ -27,11 +27,15 @@ class SshAccess:
 
     def __post_init__(self) -> None:
         if not self.sources:
-            raise ValueError("ssh_from is empty, but a key pair is given. Give the ranges that SSH comes from, or leave both out.")
+            raise ValueError(
+                "ssh_from is empty, but a key pair is given. Give the ranges that SSH comes from, or leave both out."
+            )
         for source in self.sources:
             _check_range(source)
         if not self.key_pair:
-            raise ValueError("ssh_key_pair is empty. Give the name of an EC2 key pair, or leave SSH out: Session Manager needs none.")
+            raise ValueError(
+                "ssh_key_pair is empty. Give the name of an EC2 key pair, or leave SSH out: Session Manager needs none."
+            )
         object.__setattr__(self, "sources", tuple(self.sources))
 
     def allow(self, group: ec2.SecurityGroup) -> None:

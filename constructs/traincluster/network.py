@@ -191,8 +191,8 @@ def _checked_cidr(cidr: str) -> ipaddress.IPv4Network:
         network = None
     if network is None or not LARGEST_PREFIX <= network.prefixlen <= SMALLEST_PREFIX:
         raise ValueError(
-            f"cidr is {cidr!r}. Allowed: an IPv4 range of /{LARGEST_PREFIX} to /{SMALLEST_PREFIX} whose address is the first of the "
-            f"range, such as '{DEFAULT_CIDR}'."
+            f"cidr is {cidr!r}. Allowed: an IPv4 range of /{LARGEST_PREFIX} to /{SMALLEST_PREFIX} whose address is the first of "
+            f"the range, such as '{DEFAULT_CIDR}'."
         )
     return network
 

@@ -1,6 +1,6 @@
 """16 p5.48xlarge in a Capacity Block, with a Lustre file system that they reach by EFA.
 
-    cdk deploy --all -c block=cr-... -c zone=use1-az6
+Deploy it with `cdk deploy --all -c block=cr-... -c zone=use1-az6`.
 """
 
 import aws_cdk as cdk

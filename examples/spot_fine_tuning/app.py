@@ -1,6 +1,6 @@
 """Fine-tuning on 4 g6e.48xlarge of spare capacity: when EC2 takes nodes back, the rest goes on from the last checkpoint.
 
-    cdk deploy --all -c base=s3://BUCKET/first-run
+Deploy it with `cdk deploy --all -c base=s3://BUCKET/first-run`.
 """
 
 from pathlib import Path

@@ -32,7 +32,7 @@ def test_ssh_is_let_in_from_the_given_ranges_alone(synthesize):
 
 @pytest.mark.parametrize("source", ["10.20.0.1/16", "somewhere", "", "10.0.0.0/33", "fd00::/8"])
 def test_what_is_no_range_is_refused(source):
-    with pytest.raises(ValueError, match="ssh_from holds .*Allowed: IPv4 ranges"):
+    with pytest.raises(ValueError, match=r"ssh_from holds .*Allowed: IPv4 ranges"):
         SshAccess(sources=[source], key_pair="team")
 
 

@@ -72,9 +72,7 @@ def app(shapes, tmp_path_factory: pytest.TempPathFactory) -> cdk.App:
     app = cdk.App(context=context, outdir=str(tmp_path_factory.mktemp("assembly")))
     cdk.Validations.of(app).add_plugins(AwsSolutionsChecks(app))
     cdk.Validations.of(app).acknowledge(
-        cdk.Acknowledgment(
-            id="AwsSolutions-IAM5[Resource::<Checkpoints620E2F20.Arn>/run/*]", reason="One folder of a bucket."
-        )
+        cdk.Acknowledgment(id="AwsSolutions-IAM5[Resource::<Checkpoints620E2F20.Arn>/run/*]", reason="One folder of a bucket.")
     )
     firsts = [types[0] for types in shapes.values()]
     for start in range(0, len(firsts), CLUSTERS_PER_STACK):

@@ -104,8 +104,8 @@ def subnet_too_small(facts: NodesInNetwork) -> Iterator[Finding]:
     yield Finding(
         "error",
         "subnet-too-small",
-        f"The subnet {facts.subnet_cidr} has {free:,} free addresses at most, but {needed:,} are needed: {facts.nodes:,} nodes of "
-        f"{facts.addresses_per_node} each, and {facts.other_addresses} for endpoints and file systems.",
+        f"The subnet {facts.subnet_cidr} has {free:,} free addresses at most, but {needed:,} are needed: {facts.nodes:,} nodes "
+        f"of {facts.addresses_per_node} each, and {facts.other_addresses} for endpoints and file systems.",
         f"Give a larger cidr or subnet, or fewer nodes{fewer}.",
     )
 
@@ -121,8 +121,8 @@ def efa_left_out(facts: NodesInNetwork) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "efa-left-out",
-            f"efa is false, but {facts.instance_type} has {facts.most_efa_interfaces} EFA interfaces: {facts.nodes} nodes talk over "
-            "one ordinary interface, a fraction of the bandwidth that is paid for.",
+            f"efa is false, but {facts.instance_type} has {facts.most_efa_interfaces} EFA interfaces: {facts.nodes} nodes talk "
+            "over one ordinary interface, a fraction of the bandwidth that is paid for.",
             "Leave efa out, or acknowledge this.",
         )
 
@@ -136,7 +136,9 @@ def efa_left_out(facts: NodesInNetwork) -> Iterator[Finding]:
 def type_not_offered(facts: ZoneOfNodes) -> Iterator[Finding]:
     if facts.region is None or not facts.offered_regions:
         return
-    undated = "The record is undated: `aws ec2 describe-instance-type-offerings --location-type availability-zone-id` tells what holds."
+    undated = (
+        "The record is undated; `aws ec2 describe-instance-type-offerings --location-type availability-zone-id` has what holds."
+    )
     if facts.region not in facts.offered_regions:
         yield Finding(
             "warning",
@@ -167,8 +169,8 @@ def zone_of_reservation(facts: ZoneOfNodes) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "zone-of-reservation",
-            f"The capacity is reserved in one Availability Zone, but availability_zone is not set: the nodes are put into {where} "
-            "and start only if that is the reservation's.",
+            f"The capacity is reserved in one Availability Zone, but availability_zone is not set: the nodes are put into "
+            f"{where} and start only if that is the reservation's.",
             "Set availability_zone to the reservation's zone, by name or by id.",
         )
 
@@ -201,7 +203,7 @@ def ssh_from_anywhere(facts: ShellAccess) -> Iterator[Finding]:
                 "error",
                 "ssh-from-anywhere",
                 f"ssh_from is {source!r}, which is every address.",
-                "Give the ranges that people come from, such as '10.20.0.0/16', or use Session Manager, which needs no open port.",
+                "Give the ranges that people come from, such as '10.20.0.0/16', or use Session Manager, which needs no port.",
             )
 
 

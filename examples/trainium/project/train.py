@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 import torch_xla.core.xla_model as xm
-import torch_xla.distributed.xla_backend  # registers the backend "xla"
+import torch_xla.distributed.xla_backend  # noqa: F401  registers the backend "xla"
 
 
 def main() -> None:

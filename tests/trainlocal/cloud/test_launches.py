@@ -173,6 +173,10 @@ def test_every_efa_interface_of_every_card_is_there(cloud, stack, group) -> None
         ({"ImageId": "ami-00000000"}, "does not exist"),
         ({"InstanceType": "c7g.large"}, "does not match the architecture 'x86_64' of the specified AMI"),
         ({"InstanceType": "z9.huge"}, "Invalid value 'z9.huge' for InstanceType"),
+        (
+            {"BlockDeviceMappings": [{"DeviceName": "/dev/sdf", "Ebs": {"VolumeSize": 100, "VolumeType": "io2"}}]},
+            "iops must be specified for io2 volumes",
+        ),
         ({"Placement": {"GroupName": "nowhere"}}, "Placement Group 'nowhere' is unknown"),
         ({"IamInstanceProfile": {"Name": "nobody"}}, "Value (nobody) for parameter iamInstanceProfile.name"),
     ],
@@ -182,6 +186,20 @@ def test_what_ec2_refuses_becomes_a_failed_activity(cloud, stack, group, data: d
     assert members(cloud, stack) == []
     (message,) = failures(cloud, stack)
     assert reason in message
+
+
+def test_volumes_have_their_type_and_performance(cloud, stack, group) -> None:
+    fast = {"VolumeSize": 640, "VolumeType": "io2", "Iops": 32_000, "DeleteOnTermination": True, "Encrypted": True}
+    wide = {"VolumeSize": 100, "VolumeType": "gp3", "Iops": 4000, "Throughput": 500, "DeleteOnTermination": True}
+    mappings = [{"DeviceName": "/dev/sdf", "Ebs": fast}, {"DeviceName": "/dev/sdg", "Ebs": wide}]
+    group({"BlockDeviceMappings": mappings}, desired=1)
+    (member,) = members(cloud, stack)
+    found = {}
+    for mapping in described(cloud, member["InstanceId"])["BlockDeviceMappings"]:
+        (volume,) = cloud.client("ec2").describe_volumes(VolumeIds=[mapping["Ebs"]["VolumeId"]])["Volumes"]
+        found[mapping["DeviceName"]] = (volume["Size"], volume["VolumeType"], volume["Iops"])
+    assert found["/dev/sdf"] == (640, "io2", 32_000)
+    assert found["/dev/sdg"] == (100, "gp3", 4000)
 
 
 def test_user_data_of_exactly_the_limit_is_launched(cloud, stack, group) -> None:

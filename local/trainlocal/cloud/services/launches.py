@@ -65,6 +65,7 @@ def launch_instance(group: Any, tags: dict[str, str]) -> Instance:
     interfaces = data.get("NetworkInterfaces", [])
     primary = [interface for interface in interfaces if _slot(interface) == (0, 0)]
     groups = data.get("SecurityGroupIds", []) + data.get("SecurityGroups", [])
+    volumes = _volumes(backend, data)
     instance: Instance = backend.run_instances(
         data["ImageId"],
         1,
@@ -83,9 +84,11 @@ def launch_instance(group: Any, tags: dict[str, str]) -> Instance:
         monitoring_state="enabled" if data.get("Monitoring", {}).get("Enabled") else "disabled",
         metadata_options=data.get("MetadataOptions", {}),
         key_name=data.get("KeyName"),
-        block_device_mappings=_volumes(backend, data),
+        block_device_mappings=[{**volume, "Ebs": {**volume["Ebs"], "VolumeType": "gp3"}} for volume in volumes],
         instance_initiated_shutdown_behavior=data.get("InstanceInitiatedShutdownBehavior"),
     ).instances[0]
+    for volume in volumes:
+        _set_performance(backend, instance, volume["DeviceName"], volume["Ebs"])
     instance.security_groups = list(instance.nics[0]._group_set)
     for interface in interfaces:
         if _slot(interface) != (0, 0):
@@ -183,4 +186,14 @@ def _volumes(backend: Any, data: dict[str, Any]) -> list[dict[str, Any]]:
             devices.pop(name, None)
         elif "Ebs" in mapping:
             devices[name] = {**devices.get(name, {"VolumeSize": 8}), **mapping["Ebs"]}
+            if devices[name].get("VolumeType") in ("io1", "io2") and "Iops" not in devices[name]:
+                raise LaunchRefused(f"The parameter iops must be specified for {devices[name]['VolumeType']} volumes.")
     return [{"DeviceName": name, "Ebs": volume} for name, volume in devices.items()]
+
+
+def _set_performance(backend: Any, instance: Instance, device: str, asked: dict[str, Any]) -> None:
+    """Give a volume its type and performance, which moto does not hand on to the volumes of an instance."""
+    volume = backend.get_volume(instance.block_device_mapping[device].volume_id)
+    volume.volume_type = asked.get("VolumeType", volume.volume_type)
+    volume.iops = int(asked["Iops"]) if "Iops" in asked else volume.iops
+    volume.throughput = int(asked["Throughput"]) if "Throughput" in asked else volume.throughput
