@@ -16,6 +16,7 @@ TYPES = {
     "trn1.32xlarge": {"capacity": Capacity.spot()},
     "p4d.24xlarge": {"network": {"isolated": True}},
     "c7i.2xlarge": {},
+    "g5.12xlarge": {"capacity": Capacity.spot(instance_types=["g6.12xlarge"])},
 }
 
 
