@@ -124,8 +124,8 @@ class Settings:
         """The image of the user's own, or AWS's for the operating system, if either is set."""
         if self.ami is None:
             return None if self.os is None else NodeImage.for_type(self.instance_type, os=self.os)
-        given = {"os": self.os, "python": self.python, "root_device": self.root_device}
-        return NodeImage(ami=self.ami, **{name: value for name, value in given.items() if value is not None})
+        image = NodeImage(ami=self.ami, os=self.os or "ubuntu-24.04", root_device=self.root_device)
+        return image if self.python is None else replace(image, python=self.python)
 
     @property
     def ssh(self) -> SshAccess | None:
