@@ -301,4 +301,8 @@ def lustre_efa_clients(facts: StorageFacts) -> Iterator[Finding]:
 def _is_plain(path: str) -> bool:
     """Whether a path can stand in /etc/fstab and in a unit's name as it is."""
     parts = path.split("/")
-    return len(parts) > 1 and parts[0] == "" and all(re.fullmatch(r"[\w.@-]+", part) and part not in (".", "..") for part in parts[1:])
+    return (
+        len(parts) > 1
+        and parts[0] == ""
+        and all(re.fullmatch(r"[\w.@-]+", part) and part not in (".", "..") for part in parts[1:])
+    )
