@@ -114,8 +114,8 @@ def lustre_throughput(facts: LustreFacts) -> Iterator[Finding]:
         yield Finding(
             "error",
             name,
-            f"throughput_per_tib of {facts.name} is {given}. {facts.deployment} {facts.storage} allows "
-            f"{', '.join(map(str, allowed))} MB/s per TiB.",
+            f"throughput_per_tib of {facts.name} is {'not set' if given is None else given}. {facts.deployment} {facts.storage} "
+            f"allows {', '.join(map(str, allowed))} MB/s per TiB.",
             "Choose one of these.",
         )
 
@@ -159,8 +159,8 @@ def lustre_intelligent_tiering(facts: LustreFacts) -> Iterator[Finding]:
         yield Finding(
             "error",
             name,
-            f"throughput of {facts.name} is {given}. Intelligent-Tiering{with_efa} allows {small}multiples of {step} up to "
-            f"{MOST_TIERING_THROUGHPUT:,} MB/s.",
+            f"throughput of {facts.name} is {'not set' if given is None else given}. Intelligent-Tiering{with_efa} allows "
+            f"{small}multiples of {step} up to {MOST_TIERING_THROUGHPUT:,} MB/s.",
             f"Set it to {step}, or to a multiple of that.",
         )
     if facts.read_cache_gib and given and not 8 * given <= 1000 * facts.read_cache_gib <= 32_768 * given:
