@@ -310,6 +310,18 @@ def tear_down(demo: Demo, view: RunView) -> None:
     demo.display.note("  left in the account: " + ", ".join(f"{len(names)} {kind}" for kind, names in left.items() if names))
     with demo.display.phase("restore", "the last checkpoint still restores"):
         demo.command(sys.executable, "-m", "trainrun", "checkpoint", "verify", view.location)
+        arguments = ("--checkpoint", view.location, "--bytes", "1", "--json")
+        restored = json.loads(demo.command(sys.executable, "-m", "trainrun", "generate", *arguments).splitlines()[-1])
+    check_restored(demo, view, restored)
+
+
+def check_restored(demo: Demo, view: RunView, restored: dict[str, Any]) -> None:
+    """The restored model is the one that rank 0 had in memory at the end, bit for bit."""
+    trained = next(event["model_sha256"] for event in reversed(view.events) if event["event"] == "finished")
+    demo.summary["trained_model_sha256"], demo.summary["restored_model_sha256"] = trained, restored["model_sha256"]
+    if trained != restored["model_sha256"]:
+        raise DemoError(f"The checkpoint of step {restored['step']} is not the model that was trained: please report this.")
+    demo.display.note(f"  step {restored['step']}, bit for bit the model that was trained: sha256 {trained[:16]}...")
 
 
 def summarize(demo: Demo, view: RunView, *, seconds: float) -> None:

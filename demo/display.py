@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import indent
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -39,7 +40,7 @@ class Display:
         if self.console.is_terminal:
             self._live.start()
         else:
-            self.console.print(self.title)
+            self.console.print(self.title, soft_wrap=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +53,7 @@ class Display:
         start = time.monotonic()
         self._current = (text, start)
         if not self.console.is_terminal:
-            self.console.print(f"  ... {text}")
+            self.console.print(f"... {text}", soft_wrap=True)
         try:
             yield
         except BaseException:
@@ -76,7 +77,7 @@ class Display:
         now = time.monotonic()
         if not self.console.is_terminal and text and now - self._last_plain >= PLAIN_LINE_EVERY_SECONDS:
             self._last_plain = now
-            self.console.print(f"      {text}", soft_wrap=True)
+            self.console.print(indent(text, "    "), soft_wrap=True)
 
     def _render(self) -> Group:
         parts: list[Text | Table | ProgressBar] = [

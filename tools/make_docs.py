@@ -26,6 +26,7 @@ An unknown or ill-typed one is an error that names the nearest.
 
 
 def main() -> int:
+    sys.path.insert(0, str(ROOT))  # for stacks, which is not installed
     from stacks.settings import Settings
     from trainrun.settings import TrainSettings
 
@@ -67,8 +68,9 @@ def field_docstrings(cls: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     found = {}
     for statement, following in zip(body.body, body.body[1:], strict=False):
-        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_text:
+        if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
+            continue
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             found[statement.target.id] = " ".join(str(following.value.value).split())
     return found
 
