@@ -287,18 +287,8 @@ def evaluate(demo: Demo, view: RunView, data: str) -> None:
     if model >= bigram and not demo.options.short:
         raise DemoError("The model does not beat the bigram model: it has not learned.")
     with demo.display.phase("generate", "a few lines from the restored checkpoint"):
-        sample = demo.command(
-            sys.executable,
-            "-m",
-            "trainrun",
-            "generate",
-            "--checkpoint",
-            checkpoint,
-            "--prompt",
-            "def ",
-            "--bytes",
-            str(SAMPLE_BYTES),
-        )
+        arguments = ("--checkpoint", checkpoint, "--prompt", "def ", "--bytes", str(SAMPLE_BYTES), "--temperature", "0.5")
+        sample = demo.command(sys.executable, "-m", "trainrun", "generate", *arguments)
     demo.display.note("\n".join(f"    {line}" for line in sample.splitlines()), style="dim")
 
 

@@ -94,7 +94,9 @@ class TrainingClusterStack(Stack):
         group = self.cluster.auto_scaling_group.ref
         CfnOutput(self, "AutoScalingGroupName", value=group, description="The nodes; scale it to 0 to stop paying for them")
         CfnOutput(self, "RunLocation", value=self.cluster.run_location, description="Checkpoints, metrics and result of the run")
-        CfnOutput(self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="Logs of the nodes")
+        CfnOutput(
+            self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="What each node did, step by step"
+        )
         CfnOutput(
             self,
             "SessionCommand",
