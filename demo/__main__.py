@@ -52,7 +52,8 @@ class Demo:
         self.cloudformation = boto3.client("cloudformation")
         self.autoscaling = boto3.client("autoscaling")
         self.deadline = time.monotonic() + DEADLINE_SECONDS
-        self.context = [word for setting in (*LOCAL_SETTINGS, *options.settings) for word in ("-c", setting)]
+        kept = ("on_success=keep",) if options.keep else ()
+        self.context = [word for setting in (*LOCAL_SETTINGS, *kept, *options.settings) for word in ("-c", setting)]
 
     def command(self, *arguments: str) -> str:
         """Run one of the repository's commands to its end; what it prints goes to commands.log too."""
@@ -129,7 +130,11 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     if options.keep:
-        print(f"The emulated AWS and its nodes are still up at {local.endpoint}; `make down` ends them.")
+        directory = options.build / "local"
+        print(f"Still up: the emulated AWS at {local.endpoint}, with its nodes. To look at them:")
+        print(f"  python -m trainlocal status --directory {directory}")
+        print(f'  eval "$(python -m trainlocal env --directory {directory})"    # then cdk, boto3 and trainrun see it')
+        print("`make down` ends it.")
     return 0
 
 

@@ -13,6 +13,8 @@ import pytest
 from tests.isolation import LOOPBACK_ONLY, ORDINARY_USER, ROOT, as_ordinary_user
 from tests.leftovers import assert_nothing_is_left
 
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY = 80, 10
 SETTINGS = [f"training.steps={STEPS}", f"training.checkpoint.every_steps={EVERY}"]
 ROOT_ON_LINUX = sys.platform == "linux" and os.geteuid() == 0

@@ -11,6 +11,8 @@ import pytest
 from tests.isolation import ROOT
 from tests.leftovers import assert_nothing_is_left, namespaces, processes
 
+pytestmark = pytest.mark.slow
+
 PHASES = {
     "while cdk bootstraps": "... cdk bootstrap",
     "while cdk deploys": "tokenizing the Python standard library",
