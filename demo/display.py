@@ -80,14 +80,14 @@ class Display:
             self.console.print(indent(text, "    "), soft_wrap=True)
 
     def _render(self) -> Group:
-        parts: list[Text | Table | ProgressBar] = [
-            Text(f"{self.title}   {clock(time.monotonic() - self._started)}", style="bold")
-        ]
+        parts: list[Text | Table] = [Text(f"{self.title}   {clock(time.monotonic() - self._started)}", style="bold")]
         parts += self._done
         if self._current:
             text, start = self._current
             parts.append(Text(f"▸ {text}  {time.monotonic() - start:.0f} s", style="cyan"))
             if self._share is not None:
-                parts.append(ProgressBar(total=1.0, completed=self._share, width=60))
+                bar = Table.grid()  # a bar alone does not end its line
+                bar.add_row(ProgressBar(total=1.0, completed=self._share, width=60))
+                parts.append(bar)
             parts.append(self._detail)
         return Group(*parts)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainlocal.fleet.packages import PackagesMissing, prepare
 from trainlocal.fleet.tiers import TIERS, choose
-from trainlocal.local import Local, LocalError, attach, start
+from trainlocal.local import Local, LocalError, attach, is_up, start
 
 DEFAULT_DIRECTORY = Path("build/local")
 
@@ -40,6 +40,9 @@ def _print_exports(local: Local) -> None:
 
 
 def _down(arguments: argparse.Namespace) -> None:
+    if not is_up(arguments.directory):
+        print(f"no local cloud is running in {arguments.directory}: there is nothing to end")
+        return
     attach(arguments.directory).stop()
     print("the local cloud has ended")
 

@@ -187,7 +187,7 @@ def start(directory: Path, tier: Tier | None = None) -> Local:
         LocalError: a local cloud runs in the folder already, or it could not be started (the text says why).
     """
     places = Places(Path(directory).resolve())
-    if is_up(places):
+    if is_up(places.directory):
         raise LocalError(f"a local cloud is running in {places.directory} already; end it with: python -m trainlocal down")
     places.logs.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "trainlocal.janitor", "--directory", str(places.directory)]
@@ -233,15 +233,15 @@ def _first_report(janitor: subprocess.Popen[bytes], places: Places) -> dict[str,
 def attach(directory: Path) -> Local:
     """The local cloud that runs in `directory` (started by another process). Raises LocalError when there is none."""
     places = Places(Path(directory).resolve())
-    if not is_up(places):
+    if not is_up(places.directory):
         raise LocalError(f"no local cloud is running in {places.directory}; start one with: python -m trainlocal up")
     return Local(places, json.loads(places.state.read_text()), None)
 
 
-def is_up(places: Places) -> bool:
-    """Whether a janitor answers there."""
+def is_up(directory: Path) -> bool:
+    """Whether a local cloud runs in the folder: its janitor answers."""
     try:
-        ask(places.janitor_socket, {"do": "are you there"}, seconds=5)
+        ask(Places(Path(directory).resolve()).janitor_socket, {"do": "are you there"}, seconds=5)
     except ValueError:
         return True  # it answered that it knows no such request
     except OSError:
