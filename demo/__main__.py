@@ -20,7 +20,7 @@ from typing import Any
 import boto3
 
 import trainlocal
-from demo.display import Display, clock
+from demo.display import Display, clock, plural
 from demo.report import draw_loss, write_summary
 from demo.run_view import RunView
 
@@ -218,7 +218,8 @@ def train(demo: Demo, view: RunView) -> None:
             demo.check_time("Training")
             time.sleep(0.5)
             view.refresh()
-            show_training(demo, view)
+            resumed = [event for event in view.events if event["event"] == "resumed" and event["time"] > killed_at]
+            show_training(demo, view, recovering=bool(killed_at) and not resumed)
             if not killed_at and view.commits and view.step >= KILL_AT_SHARE * view.steps[-1]["steps"]:
                 killed_at = kill_one(demo, view)
             resumptions = view.resumptions(after=killed_at) if killed_at else []
@@ -258,25 +259,31 @@ def tell_resumption(demo: Demo, event: dict[str, Any], *, seconds: float) -> Non
     kill["steps_lost"] += event["steps_lost"]
     kill.setdefault("seconds_to_resume", round(seconds, 1))
     kill["seconds_to_full_strength"] = round(seconds, 1)
-    text = f"  {seconds:.1f} s after the kill: {event['world']} rank(s) go on from the commit of step {event['step']}"
-    demo.display.note(f"{text}, {event['steps_lost']} steps lost")
+    ranks = "1 rank goes" if event["world"] == 1 else f"{event['world']} ranks go"
+    text = f"  {seconds:.1f} s after the kill: {ranks} on from the commit of step {event['step']}"
+    demo.display.note(f"{text}, {plural(event['steps_lost'], 'step')} lost")
 
 
-def show_training(demo: Demo, view: RunView) -> None:
+def show_training(demo: Demo, view: RunView, *, recovering: bool) -> None:
     for node in demo.local.nodes():
         if node.instance_id not in demo.summary["instance_ids"]:
             demo.summary["instance_ids"].append(node.instance_id)
     nodes = describe_nodes(demo, view)
-    if not view.steps:
-        demo.display.show(nodes)
+    if not view.steps or recovering:
+        demo.display.show(f"  recovering\n{nodes}" if recovering else nodes)
         return
     last = view.steps[-1]
     share = last["step"] / last["steps"]
-    commits = f"{len(view.commits)} commits" + (f", newest at step {view.commits[-1]}" if view.commits else "")
-    speed = f"{last['tokens_per_second'] / 1000:.1f}k tokens/s  left {clock(last['seconds_left'])}"
-    line = (
-        f"  step {last['step']}/{last['steps']} ({share:.0%})  loss {last['loss']:.3f}  {speed}  ranks {last['world']}  {commits}"
-    )
+    commits = f"{plural(len(view.commits), 'commit')}" + (f", newest at step {view.commits[-1]}" if view.commits else "")
+    parts = [
+        f"step {last['step']}/{last['steps']} ({share:.0%})",
+        f"loss {last['loss']:.3f}",
+        f"{last['tokens_per_second'] / 1000:.1f}k tokens/s",
+        f"left {clock(last['seconds_left'])}",
+        plural(last["world"], "rank"),
+        commits,
+    ]
+    line = "  " + "  ".join(parts)
     demo.display.show(f"{line}\n{nodes}" if demo.display.console.is_terminal else line, share=share)
 
 
@@ -294,7 +301,8 @@ def evaluate(demo: Demo, view: RunView, data: str) -> None:
     with demo.display.phase("generate", "a few lines from the restored checkpoint"):
         arguments = ("--checkpoint", checkpoint, "--prompt", "def ", "--bytes", str(SAMPLE_BYTES), "--temperature", "0.5")
         sample = demo.command(sys.executable, "-m", "trainrun", "generate", *arguments)
-    demo.display.note("\n".join(f"    {line}" for line in sample.splitlines()), style="dim")
+    demo.display.note("  asked to go on from 'def ':")
+    demo.display.note("\n".join(f"    {line.rstrip()}" for line in sample.splitlines() if line.strip()), style="dim")
 
 
 def tear_down(demo: Demo, view: RunView) -> None:
@@ -302,7 +310,9 @@ def tear_down(demo: Demo, view: RunView) -> None:
         demo.command("cdk", "destroy", CLUSTER_STACK, "--force", "--output", str(demo.build / "cdk.out"), *demo.context)
     left = demo.local.resources()
     demo.summary["resources_left"] = left
-    demo.display.note("  left in the account: " + ", ".join(f"{len(names)} {kind}" for kind, names in left.items() if names))
+    kinds = [f"{len(names)} {kind.removeprefix('AWS::')}" for kind, names in left.items()]
+    demo.display.note(f"  left in the account: {', '.join(kinds)}")
+    demo.display.note(f"  stacks: {', '.join(left['AWS::CloudFormation::Stack'])}")
     with demo.display.phase("restore", "the last checkpoint still restores"):
         demo.command(sys.executable, "-m", "trainrun", "checkpoint", "verify", view.location)
         arguments = ("--checkpoint", view.location, "--bytes", "1", "--json")

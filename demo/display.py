@@ -21,6 +21,10 @@ def clock(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class Display:
     """Phases with their seconds, and below the current one whatever it shows of itself."""
 

@@ -35,9 +35,15 @@ def test_the_training_loop_of_the_readme_trains(tmp_path):
     subprocess.run(python, cwd=tmp_path, env=environment, check=True, timeout=60)
     settings = "steps: 3\ndata: tokens\nbatch_tokens: 256\nsequence_length: 64\ncheckpoint: {location: runs}\n"
     (tmp_path / "train.yaml").write_text(settings)
-    (tmp_path / "train.py").write_text(python_block("trainrun.start("))
-    subprocess.run([sys.executable, "train.py"], cwd=tmp_path, env=environment, check=True, timeout=120)
-    assert (tmp_path / "runs" / "run" / "step-000000003" / "COMMIT.json").exists()
+    bundled = python_block("trainrun.start(")
+    own = bundled.replace("import trainrun\n", f"import torch\nimport trainrun\n{python_block('class Bigram')}")
+    own = own.replace(
+        "GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)", "Bigram(data.vocabulary)"
+    )
+    for name, program in (("bundled", bundled), ("own", own)):
+        (tmp_path / f"{name}.py").write_text(program)
+        subprocess.run([sys.executable, f"{name}.py", f"--run={name}"], cwd=tmp_path, env=environment, check=True, timeout=120)
+        assert (tmp_path / "runs" / name / "step-000000003" / "COMMIT.json").exists()
 
 
 def test_the_first_screen_holds_two_commands():

@@ -51,7 +51,7 @@ class Node:
 
 
 class Local:
-    """A running local cloud. As a context manager it is stopped at the end of the block.
+    """A running local cloud. As a context manager it is stopped at the end of the block, unless it was detached.
 
     Attributes:
         endpoint: URL of the emulated AWS API on 127.0.0.1.
@@ -72,7 +72,8 @@ class Local:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
+        if self._janitor is not None:
+            self.stop()
 
     def environment(self) -> dict[str, str]:
         """Every variable that the cdk CLI, an app that it runs, and boto3 need to see this cloud and nothing else."""
