@@ -4,6 +4,9 @@ VENV := .venv
 READY := $(VENV)/.ready
 SHELL := /bin/bash
 
+# What the tools cache for themselves (jsii, the cdk CLI, matplotlib) stays under build/ as well.
+RUN := env -u XDG_CACHE_HOME -u XDG_CONFIG_HOME HOME="$(CURDIR)/build/home"
+
 .PHONY: setup demo down test test-fast lint docs bench lock clean
 
 setup: $(READY)
@@ -13,16 +16,16 @@ $(READY): requirements.txt package-lock.json pyproject.toml tools/setup.py
 	@$(PYTHON) tools/setup.py
 
 demo: $(READY)
-	@KEEP=$(KEEP) $(VENV)/bin/python -m demo
+	@KEEP=$(KEEP) $(RUN) $(VENV)/bin/python -m demo
 
 down: $(READY)
 	@$(VENV)/bin/python -m trainlocal down --directory build/local
 
 test: $(READY)
-	$(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(RUN) $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
 
 test-fast: $(READY)
-	$(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(RUN) $(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .
@@ -33,7 +36,7 @@ docs: $(READY)
 	$(VENV)/bin/python tools/make_docs.py
 
 bench: $(READY)
-	@for script in benchmarks/*.py; do $(VENV)/bin/python $$script || exit 1; done
+	@for script in benchmarks/*.py; do $(RUN) $(VENV)/bin/python $$script || exit 1; done
 
 # Needs the package index; the result is committed.
 lock: $(READY)

@@ -20,7 +20,7 @@ from typing import Any
 import boto3
 
 import trainlocal
-from demo.display import Display, clock
+from demo.display import Display, clock, plural
 from demo.report import draw_loss, write_summary
 from demo.run_view import RunView
 
@@ -52,7 +52,8 @@ class Demo:
         self.cloudformation = boto3.client("cloudformation")
         self.autoscaling = boto3.client("autoscaling")
         self.deadline = time.monotonic() + DEADLINE_SECONDS
-        self.context = [word for setting in (*LOCAL_SETTINGS, *options.settings) for word in ("-c", setting)]
+        kept = ("on_success=keep",) if options.keep else ()
+        self.context = [word for setting in (*LOCAL_SETTINGS, *kept, *options.settings) for word in ("-c", setting)]
 
     def command(self, *arguments: str) -> str:
         """Run one of the repository's commands to its end; what it prints goes to commands.log too."""
@@ -129,7 +130,11 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     if options.keep:
-        print(f"The emulated AWS and its nodes are still up at {local.endpoint}; `make down` ends them.")
+        directory = options.build / "local"
+        print(f"Still up: the emulated AWS at {local.endpoint}, with its nodes. To look at them:")
+        print(f"  python -m trainlocal status --directory {directory}")
+        print(f'  eval "$(python -m trainlocal env --directory {directory})"    # then cdk, boto3 and trainrun see it')
+        print("`make down` ends it.")
     return 0
 
 
@@ -213,7 +218,8 @@ def train(demo: Demo, view: RunView) -> None:
             demo.check_time("Training")
             time.sleep(0.5)
             view.refresh()
-            show_training(demo, view)
+            resumed = [event for event in view.events if event["event"] == "resumed" and event["time"] > killed_at]
+            show_training(demo, view, recovering=bool(killed_at) and not resumed)
             if not killed_at and view.commits and view.step >= KILL_AT_SHARE * view.steps[-1]["steps"]:
                 killed_at = kill_one(demo, view)
             resumptions = view.resumptions(after=killed_at) if killed_at else []
@@ -253,25 +259,31 @@ def tell_resumption(demo: Demo, event: dict[str, Any], *, seconds: float) -> Non
     kill["steps_lost"] += event["steps_lost"]
     kill.setdefault("seconds_to_resume", round(seconds, 1))
     kill["seconds_to_full_strength"] = round(seconds, 1)
-    text = f"  {seconds:.1f} s after the kill: {event['world']} rank(s) go on from the commit of step {event['step']}"
-    demo.display.note(f"{text}, {event['steps_lost']} steps lost")
+    ranks = "1 rank goes" if event["world"] == 1 else f"{event['world']} ranks go"
+    text = f"  {seconds:.1f} s after the kill: {ranks} on from the commit of step {event['step']}"
+    demo.display.note(f"{text}, {plural(event['steps_lost'], 'step')} lost")
 
 
-def show_training(demo: Demo, view: RunView) -> None:
+def show_training(demo: Demo, view: RunView, *, recovering: bool) -> None:
     for node in demo.local.nodes():
         if node.instance_id not in demo.summary["instance_ids"]:
             demo.summary["instance_ids"].append(node.instance_id)
     nodes = describe_nodes(demo, view)
-    if not view.steps:
-        demo.display.show(nodes)
+    if not view.steps or recovering:
+        demo.display.show(f"  recovering\n{nodes}" if recovering else nodes)
         return
     last = view.steps[-1]
     share = last["step"] / last["steps"]
-    commits = f"{len(view.commits)} commits" + (f", newest at step {view.commits[-1]}" if view.commits else "")
-    speed = f"{last['tokens_per_second'] / 1000:.1f}k tokens/s  left {clock(last['seconds_left'])}"
-    line = (
-        f"  step {last['step']}/{last['steps']} ({share:.0%})  loss {last['loss']:.3f}  {speed}  ranks {last['world']}  {commits}"
-    )
+    commits = f"{plural(len(view.commits), 'commit')}" + (f", newest at step {view.commits[-1]}" if view.commits else "")
+    parts = [
+        f"step {last['step']}/{last['steps']} ({share:.0%})",
+        f"loss {last['loss']:.3f}",
+        f"{last['tokens_per_second'] / 1000:.1f}k tokens/s",
+        f"left {clock(last['seconds_left'])}",
+        plural(last["world"], "rank"),
+        commits,
+    ]
+    line = "  " + "  ".join(parts)
     demo.display.show(f"{line}\n{nodes}" if demo.display.console.is_terminal else line, share=share)
 
 
@@ -287,19 +299,10 @@ def evaluate(demo: Demo, view: RunView, data: str) -> None:
     if model >= bigram and not demo.options.short:
         raise DemoError("The model does not beat the bigram model: it has not learned.")
     with demo.display.phase("generate", "a few lines from the restored checkpoint"):
-        sample = demo.command(
-            sys.executable,
-            "-m",
-            "trainrun",
-            "generate",
-            "--checkpoint",
-            checkpoint,
-            "--prompt",
-            "def ",
-            "--bytes",
-            str(SAMPLE_BYTES),
-        )
-    demo.display.note("\n".join(f"    {line}" for line in sample.splitlines()), style="dim")
+        arguments = ("--checkpoint", checkpoint, "--prompt", "def ", "--bytes", str(SAMPLE_BYTES), "--temperature", "0.5")
+        sample = demo.command(sys.executable, "-m", "trainrun", "generate", *arguments)
+    demo.display.note("  asked to go on from 'def ':")
+    demo.display.note("\n".join(f"    {line.rstrip()}" for line in sample.splitlines() if line.strip()), style="dim")
 
 
 def tear_down(demo: Demo, view: RunView) -> None:
@@ -307,9 +310,23 @@ def tear_down(demo: Demo, view: RunView) -> None:
         demo.command("cdk", "destroy", CLUSTER_STACK, "--force", "--output", str(demo.build / "cdk.out"), *demo.context)
     left = demo.local.resources()
     demo.summary["resources_left"] = left
-    demo.display.note("  left in the account: " + ", ".join(f"{len(names)} {kind}" for kind, names in left.items() if names))
+    kinds = [f"{len(names)} {kind.removeprefix('AWS::')}" for kind, names in left.items()]
+    demo.display.note(f"  left in the account: {', '.join(kinds)}")
+    demo.display.note(f"  stacks: {', '.join(left['AWS::CloudFormation::Stack'])}")
     with demo.display.phase("restore", "the last checkpoint still restores"):
         demo.command(sys.executable, "-m", "trainrun", "checkpoint", "verify", view.location)
+        arguments = ("--checkpoint", view.location, "--bytes", "1", "--json")
+        restored = json.loads(demo.command(sys.executable, "-m", "trainrun", "generate", *arguments).splitlines()[-1])
+    check_restored(demo, view, restored)
+
+
+def check_restored(demo: Demo, view: RunView, restored: dict[str, Any]) -> None:
+    """The restored model is the one that rank 0 had in memory at the end, bit for bit."""
+    trained = next(event["model_sha256"] for event in reversed(view.events) if event["event"] == "finished")
+    demo.summary["trained_model_sha256"], demo.summary["restored_model_sha256"] = trained, restored["model_sha256"]
+    if trained != restored["model_sha256"]:
+        raise DemoError(f"The checkpoint of step {restored['step']} is not the model that was trained: please report this.")
+    demo.display.note(f"  step {restored['step']}, bit for bit the model that was trained: sha256 {trained[:16]}...")
 
 
 def summarize(demo: Demo, view: RunView, *, seconds: float) -> None:

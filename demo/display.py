@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from textwrap import indent
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -18,6 +19,10 @@ PLAIN_LINE_EVERY_SECONDS = 5.0
 def clock(seconds: float) -> str:
     minutes, rest = divmod(max(0, round(seconds)), 60)
     return f"{minutes}:{rest:02d}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Display:
@@ -39,7 +44,7 @@ class Display:
         if self.console.is_terminal:
             self._live.start()
         else:
-            self.console.print(self.title)
+            self.console.print(self.title, soft_wrap=True)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +57,7 @@ class Display:
         start = time.monotonic()
         self._current = (text, start)
         if not self.console.is_terminal:
-            self.console.print(f"  ... {text}")
+            self.console.print(f"... {text}", soft_wrap=True)
         try:
             yield
         except BaseException:
@@ -76,17 +81,17 @@ class Display:
         now = time.monotonic()
         if not self.console.is_terminal and text and now - self._last_plain >= PLAIN_LINE_EVERY_SECONDS:
             self._last_plain = now
-            self.console.print(f"      {text}", soft_wrap=True)
+            self.console.print(indent(text, "    "), soft_wrap=True)
 
     def _render(self) -> Group:
-        parts: list[Text | Table | ProgressBar] = [
-            Text(f"{self.title}   {clock(time.monotonic() - self._started)}", style="bold")
-        ]
+        parts: list[Text | Table] = [Text(f"{self.title}   {clock(time.monotonic() - self._started)}", style="bold")]
         parts += self._done
         if self._current:
             text, start = self._current
             parts.append(Text(f"▸ {text}  {time.monotonic() - start:.0f} s", style="cyan"))
             if self._share is not None:
-                parts.append(ProgressBar(total=1.0, completed=self._share, width=60))
+                bar = Table.grid()  # a bar alone does not end its line
+                bar.add_row(ProgressBar(total=1.0, completed=self._share, width=60))
+                parts.append(bar)
             parts.append(self._detail)
         return Group(*parts)

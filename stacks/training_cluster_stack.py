@@ -131,7 +131,7 @@ class TrainingClusterStack(Stack):
             description="Says why nodes have not started: a lack of capacity does not fail the deploy",
         )
         CfnOutput(self, "RunLocation", value=self.cluster.run_location, description="Checkpoints, metrics and result of the run")
-        CfnOutput(self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="Logs of the nodes")
+        CfnOutput(self, "LogGroupName", value=self.cluster.log_group.log_group_name, description="What each node did")
         CfnOutput(self, "SessionCommand", value=session_command(group), description="Opens a shell on a node")
         for name, port in FORWARDED_PORTS.items():
             CfnOutput(

@@ -44,6 +44,7 @@ A rule that depends on something which only the deployment knows finds nothing. 
 
 
 def main() -> int:
+    sys.path.insert(0, str(ROOT))  # for stacks, which is not installed
     pages = {"settings.md": settings_page(), "rules.md": rules_page()}
     if "--check" not in sys.argv[1:]:
         for name, text in pages.items():
@@ -108,8 +109,9 @@ def field_docstrings(cls: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     found = {}
     for statement, following in zip(body.body, body.body[1:], strict=False):
-        is_text = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
-        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and is_text:
+        if not (isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)):
+            continue
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             found[statement.target.id] = " ".join(str(following.value.value).split())
     return found
 

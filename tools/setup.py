@@ -19,6 +19,7 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = ROOT / "build" / "setup.log"
 CACHE = ROOT / "build" / "cache"
+HOME = ROOT / "build" / "home"
 TORCH = "torch==2.13.0"
 
 
@@ -35,6 +36,7 @@ def main() -> int:
         ("packages of the lock", lambda: pip("install", "--no-deps", "--requirement", "requirements.txt")),
         ("traincluster itself, editable", lambda: pip("install", "--no-deps", "--editable", ".")),
         ("Node and the cdk command line", install_cdk),
+        ("what the CDK unpacks at its first use", warm_cdk),
         ("packages that nodes boot with", prepare_nodes),
     ]
     try:
@@ -94,6 +96,12 @@ def install_cdk() -> None:
     link(VENV / "bin" / "cdk", folder / "node_modules" / ".bin" / "cdk")
 
 
+def warm_cdk() -> None:
+    """Fill the cache of jsii, which lies in the home that the Makefile gives every command."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    run([str(PYTHON), "-c", "import aws_cdk"], "The CDK's Python packages do not start.", home=HOME)
+
+
 def link(path: Path, target: Path) -> None:
     path.unlink(missing_ok=True)
     path.symlink_to(target)
@@ -103,8 +111,10 @@ def prepare_nodes() -> None:
     run([str(PYTHON), "-m", "trainlocal", "prepare"], "Without them nodes run as plain processes.")
 
 
-def run(command: list[str], hint: str, *, cwd: Path = ROOT) -> None:
+def run(command: list[str], hint: str, *, cwd: Path = ROOT, home: Path | None = None) -> None:
     environment = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}"}
+    if home:
+        environment["HOME"] = str(home)
     with LOG.open("a") as log:
         log.write(f"\n$ {' '.join(command)}\n")
         log.flush()

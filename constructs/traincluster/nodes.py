@@ -53,10 +53,9 @@ def launch_template(scope: Construct, construct_id: str, node: NodeTemplate) -> 
         capacity_reservation_specification=node.capacity.reservation_specification(),
         block_device_mappings=node.block_devices,
         key_name=node.key_pair,
-        # Two hops, since a container on the node is one hop further from the metadata service.
-        metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(
-            http_tokens="required", http_put_response_hop_limit=2, instance_metadata_tags="enabled"
-        ),
+        # Two hops, since a container on the node is one hop further from the metadata service. Tags stay out of it: with
+        # them in, EC2 refuses to launch a node that has a tag with a space or a slash in its key.
+        metadata_options=ec2.CfnLaunchTemplate.MetadataOptionsProperty(http_tokens="required", http_put_response_hop_limit=2),
         monitoring=ec2.CfnLaunchTemplate.MonitoringProperty(enabled=True),
         tag_specifications=[
             ec2.CfnLaunchTemplate.TagSpecificationProperty(resource_type=kind, tags=tags)

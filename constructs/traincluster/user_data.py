@@ -29,8 +29,8 @@ REFERENCE_BYTES = 400
 """The most that one reference can become. The longest is a log group's name that CloudFormation makes: a stack name of up
 to 128 characters, a logical id of up to 255, and a suffix. Bucket names have at most 63, regions fewer."""
 
-_REFERENCE = re.compile(r"\$\{Token\[[^\]]*\]\}")
-"""How the CDK writes a reference into text until the template is made."""
+_REFERENCE = re.compile(r"\$\{Token\[[A-Za-z0-9:._-]+\]\}")
+"""How the CDK writes a reference into text until the template is made. Nothing in it means anything to a shell."""
 
 # S3 may refuse a new node for some seconds, until its role is known everywhere and its routes carry traffic.
 _S3_FETCH = r"""

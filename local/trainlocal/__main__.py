@@ -1,4 +1,4 @@
-"""`python -m trainlocal`: prepare, up, down, status, kill."""
+"""`python -m trainlocal`: prepare, up, env, down, status, kill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainlocal.fleet.packages import PackagesMissing, prepare
 from trainlocal.fleet.tiers import TIERS, choose
-from trainlocal.local import LocalError, attach, start
+from trainlocal.local import Local, LocalError, attach, is_up, start
 
 DEFAULT_DIRECTORY = Path("build/local")
 
@@ -27,11 +27,22 @@ def _up(arguments: argparse.Namespace) -> None:
     local = start(arguments.directory, arguments.tier)
     local.detach()
     print(f"# tier: {local.tier} ({local.description}); {local.reason}")
+    _print_exports(local)
+
+
+def _env(arguments: argparse.Namespace) -> None:
+    _print_exports(attach(arguments.directory))
+
+
+def _print_exports(local: Local) -> None:
     for name, value in local.environment().items():
         print(f"export {name}={shlex.quote(value)}")
 
 
 def _down(arguments: argparse.Namespace) -> None:
+    if not is_up(arguments.directory):
+        print(f"no local cloud is running in {arguments.directory}: there is nothing to end")
+        return
     attach(arguments.directory).stop()
     print("the local cloud has ended")
 
@@ -56,6 +67,7 @@ def main() -> int:
     for name, action, text in (
         ("prepare", _prepare, "download and unpack what the nodes' image needs (the only step that uses the network)"),
         ("up", _up, "start the emulated cloud and its fleet, and leave them running"),
+        ("env", _env, "print the variables with which the cdk CLI and boto3 see the local cloud, for a shell to evaluate"),
         ("down", _down, "end a local cloud that was left running"),
         ("status", _status, "show the endpoint and the nodes"),
         ("kill", _kill, "end a node as a power cut would"),

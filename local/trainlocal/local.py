@@ -51,7 +51,7 @@ class Node:
 
 
 class Local:
-    """A running local cloud. As a context manager it is stopped at the end of the block.
+    """A running local cloud. As a context manager it is stopped at the end of the block, unless it was detached.
 
     Attributes:
         endpoint: URL of the emulated AWS API on 127.0.0.1.
@@ -72,7 +72,8 @@ class Local:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
+        if self._janitor is not None:
+            self.stop()
 
     def environment(self) -> dict[str, str]:
         """Every variable that the cdk CLI, an app that it runs, and boto3 need to see this cloud and nothing else."""
@@ -187,7 +188,7 @@ def start(directory: Path, tier: Tier | None = None) -> Local:
         LocalError: a local cloud runs in the folder already, or it could not be started (the text says why).
     """
     places = Places(Path(directory).resolve())
-    if is_up(places):
+    if is_up(places.directory):
         raise LocalError(f"a local cloud is running in {places.directory} already; end it with: python -m trainlocal down")
     places.logs.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "trainlocal.janitor", "--directory", str(places.directory)]
@@ -233,15 +234,15 @@ def _first_report(janitor: subprocess.Popen[bytes], places: Places) -> dict[str,
 def attach(directory: Path) -> Local:
     """The local cloud that runs in `directory` (started by another process). Raises LocalError when there is none."""
     places = Places(Path(directory).resolve())
-    if not is_up(places):
+    if not is_up(places.directory):
         raise LocalError(f"no local cloud is running in {places.directory}; start one with: python -m trainlocal up")
     return Local(places, json.loads(places.state.read_text()), None)
 
 
-def is_up(places: Places) -> bool:
-    """Whether a janitor answers there."""
+def is_up(directory: Path) -> bool:
+    """Whether a local cloud runs in the folder: its janitor answers."""
     try:
-        ask(places.janitor_socket, {"do": "are you there"}, seconds=5)
+        ask(Places(Path(directory).resolve()).janitor_socket, {"do": "are you there"}, seconds=5)
     except ValueError:
         return True  # it answered that it knows no such request
     except OSError:

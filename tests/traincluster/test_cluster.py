@@ -35,7 +35,7 @@ def test_tear_06_the_log_group_is_explicit_and_ends_with_the_stack(cluster_of):
 @pytest.mark.parametrize("name", ["p5.48xlarge", "c7i.2xlarge"])
 def test_boot_07_metadata_needs_a_token_and_reaches_containers(name, cluster_of):
     options = cluster_of(name).launch_data["MetadataOptions"]
-    assert options == {"HttpTokens": "required", "HttpPutResponseHopLimit": 2, "InstanceMetadataTags": "enabled"}
+    assert options == {"HttpTokens": "required", "HttpPutResponseHopLimit": 2}
 
 
 def test_everything_a_node_is_made_of_is_tagged(cluster_of):

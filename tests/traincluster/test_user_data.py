@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import subprocess
 
 import pytest
 
@@ -124,3 +125,13 @@ def test_net_10_no_interface_name_is_hard_coded(name, cluster_of):
     text = cluster_of(name).user_data
     assert "SOCKET_IFNAME" not in text
     assert not re.search(r"\b(eth0|ens\d+|enp\d+s\d+)\b", text)
+
+
+@pytest.mark.parametrize("path", ["/bin/python';touch x;'", "${Token[';touch x;']}", "$(touch x)", "a\nb"])
+def test_the_path_of_python_runs_nothing_on_a_node(path):
+    first_lines = render(spec_for(SMALL, python=path), SMALL).partition("payload_sha256=")[0]
+    done = subprocess.run(
+        ["bash", "-c", f'touch() {{ echo touched; }}\n{first_lines}printf %s "$image_python"'],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == path

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
 from trainrun.config import ConfigError, from_mapping
 from trainrun.settings import TrainSettings
+from trainrun.spec import MonitoringSpec, ShutdownSpec, TimeoutSpec
 
 
 def test_all_that_is_wrong_is_said_together() -> None:
@@ -36,3 +40,17 @@ def test_all_that_is_wrong_is_said_together() -> None:
 
 def test_defaults_are_right() -> None:
     assert from_mapping(TrainSettings, {}) == TrainSettings()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TimeoutSpec(meet=-1, stop_grace=0), "meet is -1. Allowed: 1 or more, in seconds.\nstop_grace is 0."),
+        (lambda: ShutdownSpec(max_restarts=-3), "max_restarts is -3. Allowed: 0 or more"),
+        (lambda: MonitoringSpec(publish_seconds=float("nan")), "publish_seconds is nan. Allowed: more than 0"),
+        (lambda: from_mapping(MonitoringSpec, {"publish_seconds": 10**400}), "publish_seconds must be a number"),
+    ],
+)
+def test_a_specification_that_no_node_could_follow_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import threading
 import time
@@ -162,3 +163,37 @@ def test_keys_stay_inside_the_directory(tmp_path: Path) -> None:
     for key in ("../x", "/x", "a/../../x", ""):
         with pytest.raises(ValueError, match="is not a key"):
             open_store(str(tmp_path)).put(key, b"")
+
+
+def test_a_directory_in_the_place_of_an_object_is_no_object(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    (tmp_path / "k" / "inner").mkdir(parents=True)
+    (tmp_path / "file").write_text("x")
+    for key in ("k", "file/below"):
+        with pytest.raises(StoreKeyMissing, match=key):
+            store.get(key)
+        with pytest.raises(StoreError) as caught:
+            store.put(key, b"x")
+        assert not isinstance(caught.value, StoreKeyMissing)
+
+
+def test_a_directory_that_cannot_be_listed_does_not_pass_for_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run whose checkpoints another user wrote would start anew."""
+    store = open_store(str(tmp_path))
+    store.put("step/k", b"x")
+    scan = os.scandir
+
+    def refuse(path: str | Path) -> Any:  # by hand, since no mode keeps root out
+        if Path(path).name == "step":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StoreError, match=r"Could not list .*Permission denied"):
+        list(store.list())
+
+
+def test_a_store_that_is_not_there_yet_is_empty(tmp_path: Path) -> None:
+    assert list(open_store(str(tmp_path / "nowhere")).list("step-")) == []

@@ -186,7 +186,7 @@ def _convert_scalar(hint: type, value: Any, *, path: str, problems: list[str]) -
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:  # YAML 1.1 reads 3e-4 as text
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     elif hint is int and isinstance(value, float) and value.is_integer():
         return int(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -71,6 +72,10 @@ class JobSpec:
     def __post_init__(self) -> None:
         if taken := sorted(set(OWNED_VARIABLES) & set(self.environment)):
             raise ConfigError([f"environment sets {', '.join(taken)}, which the node agent sets itself. Remove it."])
+        given = {f"arguments[{i}]": text for i, text in enumerate(self.arguments)}
+        given |= {f"environment.{name}": text for name, text in self.environment.items()}
+        if unfit := [name for name, text in given.items() if "\0" in text or not _encodes(text)]:
+            raise ConfigError([f"{', '.join(unfit)} holds a NUL or half a surrogate pair, which no program can be given."])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +131,15 @@ class TimeoutSpec:
     stop_grace: int = 90
     """Between SIGTERM and SIGKILL of the ranks; must cover the last checkpoint. A spot notice gives 120."""
 
+    def __post_init__(self) -> None:
+        problems = [
+            f"{f.name} is {getattr(self, f.name)}. Allowed: 1 or more, in seconds."
+            for f in dataclasses.fields(self)
+            if getattr(self, f.name) < 1
+        ]
+        if problems:
+            raise ConfigError(problems)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MonitoringSpec:
@@ -136,6 +150,10 @@ class MonitoringSpec:
     log_group: str = ""
     """CloudWatch log group of the cluster; empty means none."""
 
+    def __post_init__(self) -> None:
+        if not 0 < self.publish_seconds < math.inf:
+            raise ConfigError([f"publish_seconds is {self.publish_seconds}. Allowed: more than 0."])
+
 
 @dataclass(frozen=True, kw_only=True)
 class ShutdownSpec:
@@ -145,6 +163,10 @@ class ShutdownSpec:
     on_failure: Literal["scale_to_zero", "keep"] = "keep"
     max_restarts: int = 20
     """Restarts of the job on one node before the node reports the run as failed."""
+
+    def __post_init__(self) -> None:
+        if self.max_restarts < 0:
+            raise ConfigError([f"max_restarts is {self.max_restarts}. Allowed: 0 or more."])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +214,14 @@ class RunSpec:
         except json.JSONDecodeError as error:
             raise ConfigError([f"The run specification is not JSON: {error}."]) from None
         return from_mapping(cls, mapping, source="the run specification")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _without_defaults(value: Any) -> dict[str, Any]:

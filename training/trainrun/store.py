@@ -178,7 +178,8 @@ class DirectoryStore(Store):
 
     def list(self, prefix: str = "") -> Iterator[StoredObject]:
         top = self.directory / prefix.rpartition("/")[0]
-        keys = (p.relative_to(self.directory).as_posix() for p in top.rglob("*") if p.is_file())
+        with self._errors("list", prefix):
+            keys = [p.relative_to(self.directory).as_posix() for p in _files_below(top)]
         for key in sorted(k for k in keys if k.startswith(prefix)):
             try:
                 status = self._path(key).stat()
@@ -231,8 +232,23 @@ class DirectoryStore(Store):
             yield
         except FileNotFoundError:
             raise StoreKeyMissing(f"There is no {self.locate(key)}.") from None
+        except (IsADirectoryError, NotADirectoryError) as error:
+            # To a reader there is no such object. A writer must hear why it cannot make one.
+            kind = StoreKeyMissing if verb == "read" else StoreError
+            raise kind(f"Could not {verb} {self.locate(key)}: {error}.") from None
         except OSError as error:
             raise StoreError(f"Could not {verb} {self.locate(key)}: {error}.") from error
+
+
+def _files_below(top: Path) -> Iterator[Path]:
+    """All files below a directory. One that cannot be read is an error, or it would pass for empty."""
+
+    def fail(error: OSError) -> None:
+        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # not there, or deleted meanwhile
+            raise error
+
+    for folder, _, names in os.walk(top, onerror=fail):
+        yield from (path for name in names if (path := Path(folder, name)).is_file())
 
 
 def _sync_directory(directory: Path) -> None:

@@ -14,6 +14,7 @@ from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from trainlocal.cloud.application import Application
+from trainlocal.socket_path import short_path
 
 SOCKET_NAME = "cloud.sock"
 STATE_NAME = "cloud.json"
@@ -69,7 +70,8 @@ class CloudServer:
         path = self.directory / SOCKET_NAME
         path.unlink(missing_ok=True)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listening.bind(str(path))
+        with short_path(path) as address:
+            listening.bind(address)
         path.chmod(0o600)
         listening.listen()
         Thread(target=self._accept_sockets, args=(listening,), daemon=True, name="passed sockets").start()

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_LONGEST_PATH = 100  # sun_path holds 108 bytes on Linux and 104 on macOS
+from trainlocal.socket_path import short_path
 
 Answer = dict[str, Any]
 Handler = Callable[[dict[str, Any]], Answer]
-
-
-@contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """A name of `path` that fits into a socket address, however deep its folder lies."""
-    if len(os.fsencode(path)) <= _LONGEST_PATH:
-        yield str(path)
-        return
-    if not Path("/proc/self/fd").is_dir():
-        raise ValueError(
-            f"the folder {path.parent} has too long a name for a Unix socket ({_LONGEST_PATH} bytes); choose a shorter one"
-        )
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
 
 
 def connect(path: Path, seconds: float) -> socket.socket:
@@ -39,7 +20,7 @@ def connect(path: Path, seconds: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(seconds)
-        with _short(path) as address:
+        with short_path(path) as address:
             connection.connect(address)
     except BaseException:
         connection.close()
@@ -76,7 +57,7 @@ class ControlServer:
     def __init__(self, path: Path, handler: Handler) -> None:
         self._path, self._handler = path, handler
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        with _short(path) as address:
+        with short_path(path) as address:
             self._listener.bind(address)
         path.chmod(0o600)
         self._listener.listen(16)

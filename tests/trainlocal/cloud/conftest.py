@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -112,7 +112,7 @@ class DeployedStack:
         }
 
 
-def start_cloud(directory: Path, *options: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+def _start_cloud(directory: Path, *options: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
     """Starts a cloud that ends with the pipe to its standard input; returns the process and the line it printed."""
     process = subprocess.Popen(
         [sys.executable, "-m", "trainlocal.cloud", "--directory", str(directory), "--die-with-stdin", *options],
@@ -125,11 +125,17 @@ def start_cloud(directory: Path, *options: str) -> tuple[subprocess.Popen[bytes]
     return process, line
 
 
+@pytest.fixture
+def start_cloud() -> Callable[..., tuple[subprocess.Popen[bytes], dict[str, Any]]]:
+    """Starts a cloud in a folder of the test's own choice."""
+    return _start_cloud
+
+
 @pytest.fixture(scope="session")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
     """The emulated cloud."""
     directory = tmp_path_factory.mktemp("cloud")
-    process, line = start_cloud(directory)
+    process, line = _start_cloud(directory)
     try:
         yield Cloud(line["endpoint"], directory)
     finally:
@@ -141,7 +147,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 @pytest.fixture
 def own_cloud(tmp_path: Path) -> Iterator[Cloud]:
     """A cloud of the test's own, for tests that count what there is."""
-    process, line = start_cloud(tmp_path)
+    process, line = _start_cloud(tmp_path)
     try:
         yield Cloud(line["endpoint"], tmp_path)
     finally:

@@ -16,6 +16,8 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from trainlocal.fleet.control import hand_over
+
 LOCAL = Path(__file__).parents[3] / "local"
 
 
@@ -131,6 +133,16 @@ def test_sockets_passed_in_are_served(cloud) -> None:
         assert pass_socket(cloud.directory, listening) == {"serving": address}
     with urllib.request.urlopen(f"http://{address}/_traincluster/resources", timeout=30) as answer:
         assert json.load(answer) == cloud.resources()
+
+
+def test_the_folder_may_lie_deeper_than_a_socket_address_is_long(tmp_path: Path, start_cloud) -> None:
+    deep = tmp_path.joinpath(*["a-rather-long-name-of-a-folder"] * 5)
+    process, _ = start_cloud(deep)
+    assert process.stdin is not None
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        hand_over(deep / "cloud.sock", listening)
+    process.stdin.close()
+    assert process.wait(timeout=20) == 0
 
 
 def test_a_socket_that_does_not_listen_is_refused(cloud) -> None:

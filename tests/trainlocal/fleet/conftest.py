@@ -12,18 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.isolation import LOOPBACK_ONLY, ORDINARY_USER, as_ordinary_user
 from trainlocal.fleet.instances import Instance
 from trainlocal.fleet.packages import PackagesMissing, image_layer
 from trainlocal.fleet.tiers import TIERS, choose
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "local"
-ORDINARY_USER = 54321
-LOOPBACK_ONLY = [
-    *("unshare", "--net", sys.executable, "-c"),
-    f"import os, sys; sys.path.insert(0, {str(SOURCE)!r}); from trainlocal.fleet import netlink; netlink.set_up('lo');"
-    "os.execvp(sys.argv[1], sys.argv[1:])",
-]
 
 
 @pytest.fixture
@@ -84,28 +79,6 @@ class Runner:
         return json.loads(output)
 
 
-def _as_ordinary_user(scratch):
-    """A command prefix that drops from root to a user without any rights, and shows it the Python of these tests.
-
-    Python itself may lie in a home that only root can enter; a mount namespace makes the way to it passable.
-    """
-    base = Path(sys.base_prefix)
-    closed = next((folder for folder in reversed(base.parents) if not folder.stat().st_mode & 0o001), None)
-    steps = []
-    if closed:
-        steps = [
-            f"mkdir {scratch}/python",
-            f"mount --bind {base} {scratch}/python",
-            f"mount -t tmpfs -o mode=755 none {closed}",
-            f"mkdir -p {base}",
-            f"mount --bind {scratch}/python {base}",
-            f"umount -l {scratch}/python",
-            f"rmdir {scratch}/python",
-        ]
-    drop = f'exec setpriv --reuid {ORDINARY_USER} --regid {ORDINARY_USER} --clear-groups "$@"'
-    return ["unshare", "--mount", "sh", "-c", " && ".join([*steps, drop]), "sh"]
-
-
 @pytest.fixture
 def make_runner(tmp_path):
     """make_runner(tier) -> Runner; skips where the machine does not allow the tier."""
@@ -125,7 +98,7 @@ def make_runner(tmp_path):
         home = scratch / "home"
         home.mkdir()
         os.chown(home, ORDINARY_USER, ORDINARY_USER)
-        return Runner(tier, home, _as_ordinary_user(scratch))
+        return Runner(tier, home, as_ordinary_user(scratch))
 
     yield make
     shutil.rmtree(scratch)

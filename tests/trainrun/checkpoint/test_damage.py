@@ -15,7 +15,7 @@ import torch
 from trainrun.checkpoint.layout import Commit, Damaged, commit_key, committed_steps, parse_commit, read_commit
 from trainrun.checkpoint.read import load_into, newest_good, verify
 from trainrun.checkpoint.tensors import model_tensors
-from trainrun.checkpoint.write import take_snapshot, write_shard
+from trainrun.checkpoint.write import take_snapshot, write_commit, write_shard
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
@@ -169,6 +169,50 @@ def test_a_commit_that_contradicts_itself_is_damage(store: Store, path: tuple[An
     place[path[-1]] = value
     with pytest.raises(Damaged):
         parse_commit(json.dumps(document), 3)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("data", "position"), 1),
+        (("data", "position"), "x"),
+        (("data",), {}),
+        (("tokens",), -5),
+        (("run",), "another"),
+        (("time",), 0.5),
+        (("sha256",), ""),
+        (("shards", 0, "values"), {}),
+        (("shards", 0, "tensors", "rng/0/torch"), None),
+    ],
+)
+def test_ckpt_04_a_commit_of_which_anything_was_changed_is_damage(store: Store, path: tuple[Any, ...], value: Any) -> None:
+    """Even where it still reads well: another position would train on other text without a word."""
+    document = json.loads(store.get(commit_key(3)))
+    place = document
+    for name in path[:-1]:
+        place = place[name]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    store.put(commit_key(3), json.dumps(document).encode())
+    with pytest.raises(Damaged, match="is not what was written"):
+        read_commit(store, 3)
+    messages: list[str] = []
+    assert newest_good(store, lambda commit: commit.step, warn=messages.append)[1] == 2
+    assert "step 3 is damaged" in messages[0]
+
+
+def test_a_commit_too_deep_to_read_is_damage() -> None:
+    with pytest.raises(Damaged, match="is not JSON"):
+        parse_commit("[" * 100_000, 3)
+
+
+def test_a_commit_that_is_rubbish_is_no_commit_of_ours(store: Store) -> None:
+    """The other ranks wait for the answer: it must not be an exception."""
+    commit = read_commit(store, 3)
+    store.put(commit_key(3), b"")
+    assert not write_commit(store, commit)
 
 
 def test_a_commit_of_a_newer_trainrun_says_so(store: Store) -> None:

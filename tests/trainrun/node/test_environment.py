@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import sys
 from pathlib import Path
@@ -128,7 +129,7 @@ def test_the_command():
         "--shutdown-timeout=90",
     ):
         assert argument in command
-    assert command[-4:] == ["-m", "trainrun.pretrain", "--config", "my file.yaml"]
+    assert command[-5:] == ["-m", "--", "trainrun.pretrain", "--config", "my file.yaml"]
 
 
 def test_a_script_is_taken_from_the_project():
@@ -137,6 +138,26 @@ def test_a_script_is_taken_from_the_project():
         "--config",
         "my file.yaml",
     ]
+
+
+def test_torchrun_leaves_the_arguments_of_the_job_alone():
+    """--log and --run are short for more than one of torchrun's own options, which would end it at once."""
+    from torch.distributed.run import parse_args
+
+    arguments = ("--log=x", "--run", "r", "--node", "--max-restarts=3")
+    spec = dataclasses.replace(spec_of(), job=JobSpec(entry_point="trainrun.pretrain", arguments=arguments))
+    parsed = parse_args(command_of(spec)[3:])
+    assert parsed.module and parsed.training_script == "trainrun.pretrain"
+    assert parsed.training_script_args == list(arguments)
+    assert parsed.max_restarts == 0
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_what_no_program_can_be_given_is_refused(text):
+    with pytest.raises(ConfigError, match=r"arguments\[0\] holds a NUL"):
+        JobSpec(entry_point="train.py", arguments=(text,))
+    with pytest.raises(ConfigError, match=r"environment\.A holds a NUL"):
+        JobSpec(entry_point="train.py", environment={"A": text})
 
 
 def test_exactly_the_claimed_node_hosts_the_rendezvous():

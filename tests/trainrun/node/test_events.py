@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from trainrun.node.events import Events
+from trainrun.node.log_stream import LogStream
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave, StepFailed
 from trainrun.store import DirectoryStore, StoreError
@@ -90,3 +91,22 @@ def test_a_store_that_never_works_does_not_hold_up_the_end(tmp_path, monkeypatch
     with Events(identity=IDENTITY, path=tmp_path / "e", store=FailingStore(tmp_path / "run")) as events:
         events.report("finish", "done")
     assert json.loads((tmp_path / "e").read_text())["step"] == "finish"
+
+
+def test_new_lines_go_to_the_log_stream_of_the_node(tmp_path, store, aws):
+    logs = aws.client("logs")
+    group = f"cluster-{aws.bucket}"
+    logs.create_log_group(logGroupName=group)
+    for _ in range(2):  # the agent is started again
+        stream = LogStream(group=group, name="i-0123/events", region="us-east-1")
+        with Events(identity=IDENTITY, path=tmp_path / "e", store=store, stream=stream) as events, events.step("prepare"):
+            pass
+    found = logs.get_log_events(logGroupName=group, logStreamName="i-0123/events", startFromHead=True)["events"]
+    assert [json.loads(event["message"])["state"] for event in found] == ["started", "done"] * 2
+
+
+def test_a_log_group_that_is_not_there_stops_nobody(tmp_path, store, aws):
+    stream = LogStream(group=f"none-{aws.bucket}", name="i-0123/events", region="us-east-1")
+    with Events(identity=IDENTITY, path=tmp_path / "e", store=store, stream=stream) as events, events.step("prepare"):
+        pass
+    assert [line["state"] for line in lines_of(store)] == ["started", "done"]

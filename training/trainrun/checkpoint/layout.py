@@ -9,6 +9,7 @@ is JSON and is checked before anything is believed. Nothing here is ever unpickl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -95,6 +96,8 @@ class Commit:
     """The resolved `trainrun.settings.TrainSettings`."""
     versions: dict[str, str]
     shards: tuple[Shard, ...]
+    sha256: str = ""
+    """Digest of everything else here, which `to_json` puts in: a flipped digit in it must not pass for another position."""
     schema: int = SCHEMA_VERSION
 
     @property
@@ -111,8 +114,9 @@ class Commit:
         return found
 
     def to_json(self) -> str:
-        """The document, keys sorted."""
-        return json.dumps(to_mapping(self), sort_keys=True, indent=1) + "\n"
+        """The document with its digest, keys sorted."""
+        mapping = to_mapping(self)
+        return json.dumps({**mapping, "sha256": _digest(mapping)}, sort_keys=True, indent=1) + "\n"
 
 
 def step_directory(step: int) -> str:
@@ -156,7 +160,7 @@ def parse_commit(text: str, step: int) -> Commit:
     name = commit_key(step)
     try:
         mapping = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} is not JSON: {error}") from None
     if isinstance(mapping, dict) and mapping.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
         raise CheckpointError(
@@ -170,7 +174,15 @@ def parse_commit(text: str, step: int) -> Commit:
     problems = [*_problems(commit, step), *(problem for shard in commit.shards for problem in _shard_problems(shard, commit))]
     if problems:
         raise Damaged(f"{name} contradicts itself: {problems[0]}")
+    if commit.sha256 != _digest(mapping):
+        raise Damaged(f"{name} is not what was written (sha256 differs)")
     return commit
+
+
+def _digest(mapping: dict[str, Any]) -> str:
+    """sha256 of a COMMIT's content, however it is laid out."""
+    content = {key: value for key, value in mapping.items() if key != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _problems(commit: Commit, step: int) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import dataclass
 
@@ -74,7 +73,8 @@ def write_commit(store: Store, commit: Commit) -> bool:
         StoreError: not written.
     """
     key = commit_key(commit.step)
-    if store.put_new(key, commit.to_json().encode()):
+    document = commit.to_json().encode()
+    if store.put_new(key, document):
         return True
     # A repeated request whose first answer was lost finds its own commit.
-    return bool(json.loads(store.get(key)).get("attempt") == commit.attempt)
+    return store.get(key) == document

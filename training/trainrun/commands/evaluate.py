@@ -25,6 +25,7 @@ def add_to(commands: Any) -> None:
 def act(options: argparse.Namespace) -> int:
     """Evaluate."""
     from trainrun.checkpoint.read import newest_good
+    from trainrun.checkpoint.tensors import model_digest
     from trainrun.data.dataset import HELD_OUT, TRAIN, open_dataset
     from trainrun.evaluation import bits_per_byte, count_models, restore_gpt
 
@@ -39,6 +40,7 @@ def act(options: argparse.Namespace) -> int:
     model = bits_per_byte(gpt, held_out, text_bytes=split.bytes, progress=_progress)
     result = {
         "step": commit.step,
+        "model_sha256": model_digest(gpt),
         "tokens": commit.tokens,
         "held_out_bytes": split.bytes,
         "model_bits_per_byte": model,

@@ -27,6 +27,7 @@ def add_to(commands: Any) -> None:
 def act(options: argparse.Namespace) -> int:
     """Generate."""
     from trainrun.checkpoint.read import newest_good
+    from trainrun.checkpoint.tensors import model_digest
     from trainrun.data.write import decode, encode
     from trainrun.evaluation import restore_gpt
 
@@ -39,7 +40,7 @@ def act(options: argparse.Namespace) -> int:
     prompt = encode(options.prompt.encode()).tolist()
     text = decode(gpt.generate(prompt, options.bytes, temperature=options.temperature, seed=options.seed))
     if options.json:
-        print(json.dumps({"step": commit.step, "prompt": options.prompt, "text": text}))
+        print(json.dumps({"step": commit.step, "model_sha256": model_digest(gpt), "prompt": options.prompt, "text": text}))
     else:
         print(options.prompt + text)
     return 0

@@ -21,6 +21,7 @@ from trainrun.node.finish import Result, finish
 from trainrun.node.group import Group
 from trainrun.node.interface import interface_of
 from trainrun.node.launch import Launch
+from trainrun.node.log_stream import LogStream
 from trainrun.node.meet import Meet, Meeting
 from trainrun.node.metadata import Identity, Metadata, identify
 from trainrun.node.metric_files import MetricFiles
@@ -58,7 +59,8 @@ def run(places: Places) -> int:
     os.environ["AWS_REGION"] = os.environ["AWS_DEFAULT_REGION"] = spec.region  # for all boto3 clients
     metadata = Metadata()
     identity = identify(metadata)
-    with Events(identity=identity, path=places.events, store=open_store(spec.run_location)) as events:
+    stream = _log_stream(spec, identity)
+    with Events(identity=identity, path=places.events, store=open_store(spec.run_location), stream=stream) as events:
         try:
             return Agent(spec, places=places, metadata=metadata, identity=identity, events=events).run()
         except Leave as leave:
@@ -159,6 +161,11 @@ class Agent:
             publish_seconds=self.spec.monitoring.publish_seconds,
             nodes=meeting.expected,
         )
+
+
+def _log_stream(spec: RunSpec, identity: Identity) -> LogStream | None:
+    group = spec.monitoring.log_group
+    return LogStream(group=group, name=f"{identity.node}/events", region=spec.region) if group else None
 
 
 def _leave(number: int, _: FrameType | None) -> None:

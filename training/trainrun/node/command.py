@@ -54,6 +54,8 @@ def torchrun_command(
         f"--shutdown-timeout={spec.timeouts.stop_grace}",
         f"--log-dir={places.rank_logs}",
         "--redirects=3",
-        *([str(places.project / spec.job.entry_point)] if is_script else ["-m", spec.job.entry_point]),
+        *([] if is_script else ["-m"]),
+        "--",  # or argparse would take an argument of the job, such as --log, for a short form of torchrun's own
+        str(places.project / spec.job.entry_point) if is_script else spec.job.entry_point,
         *spec.job.arguments,
     ]

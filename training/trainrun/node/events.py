@@ -1,7 +1,8 @@
 """What the agent did, step by step, for whoever watches the run.
 
-Each step is reported when it starts and when it is done or has failed, to a file on the node and, whole, to one
-object per node in the run's folder. Sending happens beside the work: a store that fails delays nobody.
+Each step is reported when it starts and when it is done or has failed: to a file on the node, whole to one object
+per node in the run's folder, and line by line to the node's stream in the cluster's log group, if it has one.
+Sending happens beside the work: a service that fails delays nobody.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainrun.node.log_stream import LogStream
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.store import Store
@@ -36,12 +40,15 @@ class Report:
 class Events:
     """The node's events. Use as a context manager: leaving it sends what has not been sent."""
 
-    def __init__(self, *, identity: Identity, path: Path, store: Store) -> None:
+    def __init__(self, *, identity: Identity, path: Path, store: Store, stream: LogStream | None = None) -> None:
         """Args:
         identity: who reports.
         path: the file; lines are appended.
         store: the run's folder; the object is nodes/<instance id>.jsonl.
+        stream: where new lines go besides.
         """
+        self._stream = stream
+        self._unlogged: list[tuple[float, str]] = []
         self._identity = identity
         self._path = path
         self._store = store
@@ -73,8 +80,10 @@ class Events:
             "detail": detail,
         }
         log.log(logging.ERROR if state == "failed" else logging.INFO, "%s %s %s", step, state, detail)
+        text = json.dumps(line)
         with self._writing, self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(text + "\n")
+            self._unlogged.append((time.time(), text))
         self._unsent.set()
 
     @contextmanager
@@ -97,7 +106,7 @@ class Events:
         self.report(step, "done", seconds=time.monotonic() - started, detail=report.detail)
 
     def send(self) -> None:
-        """Send the whole file now.
+        """Send the whole file, and what is new of it to the log stream, now.
 
         Raises:
             StoreError: the store did not take it.
@@ -105,6 +114,18 @@ class Events:
         with self._sending:  # else an older file could arrive after a newer one
             self._unsent.clear()
             self._store.put(self.key, self._path.read_bytes())
+            self._log_new_lines()
+
+    def _log_new_lines(self) -> None:
+        """Lines that the log group does not take are not sent again: the object in the store has them all."""
+        with self._writing:
+            lines, self._unlogged = self._unlogged, []
+        if self._stream is None:
+            return
+        try:
+            self._stream.append(lines)
+        except (BotoCoreError, ClientError) as error:
+            log.warning("%d events could not be sent to the log group: %s", len(lines), error)
 
     def _send_as_they_come(self) -> None:
         while True:
