@@ -5,7 +5,8 @@ READY := $(VENV)/.ready
 SHELL := /bin/bash
 
 # What the tools cache for themselves (jsii, the cdk CLI, matplotlib) stays under build/ as well.
-RUN := env -u XDG_CACHE_HOME -u XDG_CONFIG_HOME HOME="$(CURDIR)/build/home"
+# Nothing that steers AWS's SDKs gets in: a profile fails, an endpoint of a service leads past the emulated AWS.
+RUN := env $(foreach name,XDG_CACHE_HOME XDG_CONFIG_HOME $(filter AWS_%,$(.VARIABLES)),-u $(name)) HOME="$(CURDIR)/build/home"
 
 .PHONY: setup demo down test test-fast lint docs bench lock clean
 

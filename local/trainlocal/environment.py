@@ -11,6 +11,15 @@ REGION = "us-east-1"
 ACCOUNT = "123456789012"  # the account of moto
 
 
+def inherited() -> dict[str, str]:
+    """This process's environment less all that steers AWS's SDKs.
+
+    A profile that is not there fails every call, and AWS_ENDPOINT_URL_S3 or AWS_IGNORE_CONFIGURED_ENDPOINT_URLS would send
+    calls past the emulated cloud, off this machine.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+
+
 def cloud_environment(endpoint: str) -> dict[str, str]:
     """What every program needs that speaks to the emulated cloud through an AWS SDK; no key of it is a secret."""
     return {

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainlocal.environment import cloud_environment
+from trainlocal.environment import cloud_environment, inherited
 from trainlocal.fleet import cgroups
 from trainlocal.fleet.control import ControlServer, ask
 from trainlocal.fleet.places import Places
@@ -141,7 +141,7 @@ class Janitor:
                 stdin=subprocess.PIPE,  # closes when this process ends, and with it the child
                 stdout=stdout or log,
                 stderr=log,
-                env={**os.environ, **(environment or {})},
+                env={**inherited(), **(environment or {})},
             )
         self._children.append(child)
         return child

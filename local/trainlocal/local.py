@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from trainlocal.environment import cdk_environment, cloud_environment
+from trainlocal.environment import cdk_environment, cloud_environment, inherited
 from trainlocal.fleet.control import ask
 from trainlocal.fleet.places import Places
 from trainlocal.fleet.plain import MARK
@@ -86,7 +86,7 @@ class Local:
             command: the program and its arguments.
             options: what subprocess.Popen takes besides; standard output and error are text.
         """
-        environment = {**os.environ, **self.environment(), MARK: str(self._places.commands)}
+        environment = {**inherited(), **self.environment(), MARK: str(self._places.commands)}
         return subprocess.Popen(command, env=environment, text=True, start_new_session=True, **options)
 
     def resources(self) -> dict[str, list[str]]:

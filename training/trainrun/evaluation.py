@@ -58,7 +58,7 @@ def bits_per_byte(gpt: GPT, tokens: Tokens, *, text_bytes: int, progress: Callab
     Windows overlap by half, and of each but the first only the later half counts, so that every token is predicted
     once, from at least half a context.
     """
-    stride = gpt.context // 2
+    stride = max(1, gpt.context // 2)
     windows = [_window(tokens, start, gpt.context, stride) for start in range(0, max(1, len(tokens) - 1 - stride), stride)]
     nats = 0.0
     with torch.no_grad():

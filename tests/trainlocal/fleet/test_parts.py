@@ -15,7 +15,9 @@ import trainlocal
 from trainlocal.environment import cdk_environment, cloud_environment
 from trainlocal.fleet.control import ControlServer, ask
 from trainlocal.fleet.fleet import Fleet
+from trainlocal.fleet.places import Places
 from trainlocal.fleet.plain import MARK, kill_all, processes_of
+from trainlocal.local import Local
 
 
 def test_requests_are_answered_and_errors_come_back_as_text(tmp_path):
@@ -223,3 +225,18 @@ def test_a_listening_socket_is_handed_over(tmp_path):
             with served:
                 served.sendall(b"hello")
             assert client.recv(5) == b"hello"
+
+
+def test_nothing_of_the_users_own_aws_reaches_what_sees_the_local_cloud(tmp_path, monkeypatch):
+    """A profile fails every call; an endpoint of one service, or the word to ignore endpoints, leads off this machine."""
+    foreign = ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    for name in foreign:
+        monkeypatch.setenv(name, "foreign")
+    state = {"fleet": 1, "endpoint": "http://127.0.0.1:9", "tier": "plain", "description": "", "reason": ""}
+    local = Local(Places(tmp_path), state, None)
+    tell = "import json, os; print(json.dumps(dict(os.environ)))"
+    with local.popen([sys.executable, "-c", tell], stdout=subprocess.PIPE) as done:
+        seen = json.loads(done.stdout.read())
+    assert not [name for name in foreign if name in seen]
+    assert seen["AWS_ENDPOINT_URL"] == "http://127.0.0.1:9"
+    assert seen["HOME"] == os.environ["HOME"]

@@ -132,3 +132,9 @@ def test_importing_trainrun_does_not_import_torch() -> None:
         [sys.executable, "-c", check], env={**os.environ, "PYTHONPATH": _package_path()}, timeout=60, check=False
     )
     assert ended.returncode == 0
+
+
+def test_a_model_of_one_token_of_context_can_be_evaluated() -> None:
+    gpt = GPT(ModelSettings(layers=1, width=8, heads=2), vocabulary=257, context=1).eval()
+    tokens = np.arange(20, dtype=np.uint16)
+    assert 6 < bits_per_byte(gpt, tokens, text_bytes=19) < 12

@@ -104,3 +104,8 @@ def test_data_07_the_last_sequence_of_a_large_file_is_read(tmp_path: Path) -> No
     batch = next(data.micro_batches())
     assert batch.inputs[0, -4:].tolist() == [11, 12, 13, 14]
     assert batch.targets[0, -4:].tolist() == [12, 13, 14, 15]
+
+
+def test_a_file_that_its_dataset_names_and_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train\.bin is missing"):
+        map_tokens(tmp_path / "train.bin", dtype="uint16", count=3)

@@ -120,9 +120,11 @@ def map_tokens(path: Path, *, dtype: str, count: int) -> np.ndarray[Any, np.dtyp
     """The file as a read-only array of ``count`` tokens.
 
     Raises:
-        ConfigError: the file has another length.
+        ConfigError: there is no such file, or it has another length.
     """
     kind = np.dtype(dtype).newbyteorder("<")
+    if not path.is_file():
+        raise ConfigError([f"{path} is missing, though its dataset names it. Write the dataset anew."])
     expected, found = count * kind.itemsize, path.stat().st_size
     if found != expected:
         raise ConfigError([f"{path} has {found} bytes, its description says {expected}. Write the dataset anew."])
