@@ -14,6 +14,7 @@ from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
 from traincluster.access import SshAccess
+from traincluster.arguments import Argument, check_arguments
 from traincluster.capacity import Capacity, schedule_drain
 from traincluster.efa import (
     EfaLayout,
@@ -118,6 +119,19 @@ class TrainingCluster(Construct):
             ValueError: something that could not run, with what to change.
         """
         super().__init__(scope, construct_id)
+        check_arguments(
+            Argument("network", network, TrainingNetwork, "TrainingNetwork(stack, 'Network', vpc=...) takes a VPC that exists."),
+            Argument("instance_type", instance_type, str, "Give the type's name, such as 'p5.48xlarge'."),
+            Argument("nodes", nodes, int, "It is a number of instances."),
+            Argument("min_nodes", min_nodes, int, "It is a number of instances.", optional=True),
+            Argument("processes_per_node", processes_per_node, int, "It is a number of ranks.", optional=True),
+            Argument("job", job, TrainingJob, "TrainingJob(run='my-run') trains the bundled GPT."),
+            Argument(
+                "checkpoints", checkpoints, s3.BucketBase, "Make a CheckpointBucket, or adopt one: s3.Bucket.from_bucket_name."
+            ),
+            Argument("capacity", capacity, Capacity, "Capacity.parse('spot') reads the text of cluster.yaml.", optional=True),
+            Argument("image", image, NodeImage, "NodeImage(ami='ami-...') is an image of your own.", optional=True),
+        )
         self.instance_type = look_up(instance_type)
         self.capacity = capacity or Capacity.on_demand()
         _check_counts(nodes=nodes, min_nodes=min_nodes, processes_per_node=processes_per_node)

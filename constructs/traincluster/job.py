@@ -44,7 +44,11 @@ class TrainingJob:
     """How often a node sends its metrics to the checkpoint bucket."""
 
     def __post_init__(self) -> None:
-        problems = [*self._identity_problems(), *self._entry_point_problems(), *self._configuration_problems()]
+        problems = [*self._kind_problems()] or [
+            *self._identity_problems(),
+            *self._entry_point_problems(),
+            *self._configuration_problems(),
+        ]
         if problems:
             raise ConfigError(problems)
 
@@ -61,6 +65,15 @@ class TrainingJob:
             configuration=dict(self.configuration),
             python=python,
         )
+
+    def _kind_problems(self) -> Iterator[str]:
+        if not isinstance(self.run, str):
+            yield f"run is {self.run!r}. Allowed: text, which names the folder of the run's checkpoints."
+        if isinstance(self.arguments, str) or not all(isinstance(argument, str) for argument in self.arguments):
+            yield f"arguments is {self.arguments!r}. Allowed: a list of texts, such as ['--config', 'llama.yaml']."
+        for name, value in self.environment.items():
+            if not isinstance(value, str):
+                yield f"environment gives {name} the value {value!r}. Allowed: text. Put it in quotes."
 
     def _identity_problems(self) -> Iterator[str]:
         if not _RUN_NAME.fullmatch(self.run):
@@ -82,6 +95,8 @@ class TrainingJob:
                 yield f"entry_point is {entry!r}, but there is no source that holds it. Set source, or use 'trainrun.pretrain'."
         elif not folder.is_dir():
             yield f"source is {str(folder)!r}, which is not a folder. Give the folder that holds the entry point."
+        elif entry == type(self).entry_point:
+            yield f"source is {str(folder)!r}, but no entry_point is set. Name the script in it that every rank runs: 'train.py'."
         elif is_bundled:
             yield f"source is {str(folder)!r}, but entry_point is {entry!r}, which uses nothing of it. Set one of the two only."
         elif not _exists_in(folder, entry):

@@ -70,6 +70,7 @@ class TrainingNetwork(Construct):
                 that EC2 does not take.
         """
         super().__init__(scope, construct_id)
+        _check_zone(availability_zone)
         self.is_isolated = isolated
         self.named_zone = availability_zone
         """The zone as it was named; None when it was not."""
@@ -224,6 +225,15 @@ def _place_by_id(subnet: ec2.ISubnet, zone_id: str) -> None:
     assert isinstance(resource, ec2.CfnSubnet)
     resource.availability_zone = None
     resource.availability_zone_id = zone_id
+
+
+def _check_zone(zone: str | None) -> None:
+    """A zone's name ends in a letter that its region's does not have."""
+    if zone is None or Token.is_unresolved(zone) or is_zone_id(zone) or zone[-1:].isalpha():
+        return
+    raise ValueError(
+        f"availability_zone is {zone!r}, which is no zone. Allowed: a name such as 'us-east-1b', or an id such as 'use1-az4'."
+    )
 
 
 def _subnet_of(vpc: ec2.IVpc, zone: str | None) -> ec2.ISubnet:

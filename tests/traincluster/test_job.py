@@ -60,7 +60,7 @@ def test_what_could_not_run_is_refused(arguments, message):
 
 def test_a_source_that_nothing_uses_is_refused(source):
     with pytest.raises(ConfigError, match="which uses nothing of it"):
-        TrainingJob(run="first", source=source)
+        TrainingJob(run="first", source=source, entry_point="trainrun.other")
 
 
 def test_all_problems_are_reported_together():
