@@ -12,8 +12,9 @@ ACCOUNT = "123456789012"  # the account of moto
 
 
 def inherited() -> dict[str, str]:
-    """This process's environment less all that steers AWS's SDKs, and less proxies: nodes reach the cloud at an address of theirs.
+    """This process's environment less proxies and all that steers AWS's SDKs.
 
+    Nodes reach the cloud at an address of their own, which no proxy serves and NO_PROXY does not name.
     A profile that is not there fails every call, and AWS_ENDPOINT_URL_S3 or AWS_IGNORE_CONFIGURED_ENDPOINT_URLS would send
     calls past the emulated cloud, off this machine.
     """
