@@ -12,12 +12,14 @@ ACCOUNT = "123456789012"  # the account of moto
 
 
 def inherited() -> dict[str, str]:
-    """This process's environment less all that steers AWS's SDKs.
+    """This process's environment less proxies and all that steers AWS's SDKs.
 
+    Nodes reach the cloud at an address of their own, which no proxy serves and NO_PROXY does not name.
     A profile that is not there fails every call, and AWS_ENDPOINT_URL_S3 or AWS_IGNORE_CONFIGURED_ENDPOINT_URLS would send
     calls past the emulated cloud, off this machine.
     """
-    return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    foreign = [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]
+    return {name: value for name, value in os.environ.items() if name not in foreign}
 
 
 def cloud_environment(endpoint: str) -> dict[str, str]:

@@ -229,7 +229,7 @@ def test_a_listening_socket_is_handed_over(tmp_path):
 
 def test_nothing_of_the_users_own_aws_reaches_what_sees_the_local_cloud(tmp_path, monkeypatch):
     """A profile fails every call; an endpoint of one service, or the word to ignore endpoints, leads off this machine."""
-    foreign = ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS")
+    foreign = ("AWS_PROFILE", "AWS_ENDPOINT_URL_S3", "AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "http_proxy", "ALL_PROXY")
     for name in foreign:
         monkeypatch.setenv(name, "foreign")
     state = {"fleet": 1, "endpoint": "http://127.0.0.1:9", "tier": "plain", "description": "", "reason": ""}
