@@ -7,7 +7,6 @@ from typing import Any
 
 from aws_cdk import aws_s3 as s3
 
-
 _KINDS: dict[type, str] = {int: "a whole number", str: "text", s3.BucketBase: "a bucket construct"}
 
 
