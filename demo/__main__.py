@@ -18,11 +18,14 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+from botocore.exceptions import BotoCoreError, ClientError
 
 import trainlocal
 from demo.display import Display, clock, plural
 from demo.report import draw_loss, write_summary
 from demo.run_view import RunView
+from trainlocal.environment import inherited
+from trainrun.store import StoreError
 
 ROOT = Path(__file__).resolve().parent.parent
 ACCOUNT = "aws://123456789012/us-east-1"
@@ -48,7 +51,9 @@ class Demo:
         self.local = local
         self.display = display
         self.summary: dict[str, Any] = {"tier": f"{local.tier}: {local.description}", "kills": [], "instance_ids": []}
-        os.environ.update(local.environment())  # for the boto3 clients of this process
+        own = inherited()
+        os.environ.clear()  # for the boto3 clients of this process: nothing of the user's own account or proxies
+        os.environ.update({**own, **local.environment()})
         self.cloudformation = boto3.client("cloudformation")
         self.autoscaling = boto3.client("autoscaling")
         self.deadline = time.monotonic() + DEADLINE_SECONDS
@@ -128,6 +133,9 @@ def main() -> int:
         return 130
     except (DemoError, trainlocal.LocalError) as error:
         print(error, file=sys.stderr)
+        return 1
+    except (BotoCoreError, ClientError, StoreError) as error:
+        print(f"The emulated AWS does not answer as it should: {error}\nIts logs: {options.build}/local/logs", file=sys.stderr)
         return 1
     if options.keep:
         directory = options.build / "local"

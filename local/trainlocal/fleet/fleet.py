@@ -119,13 +119,15 @@ class Fleet:
         _log.info("%s boots at %s", instance.id, instance.address)
         try:
             member.node = self._maker.boot(instance, self._folder / instance.id)
-        except OSError as error:
-            self._bury(member, f"could not be started: {error}")
+        except Exception as error:  # whatever it is, the group is to replace the instance
+            _log.exception("%s could not be started", instance.id)
+            member.status.detail = f"could not be started: {error}"
 
     def _look_after(self, member: _Member, is_live: bool) -> None:
         node, status = member.node, member.status
-        assert node is not None
-        if node.has_ended():
+        if node is None:
+            self._bury(member, status.detail)
+        elif node.has_ended():
             self._bury(member, "terminated" if not is_live else "ended by itself or was killed")
         elif is_live:
             member.note_boot()
@@ -139,12 +141,12 @@ class Fleet:
 
     def _bury(self, member: _Member, why: str) -> None:
         status = member.status
+        if why != "terminated":
+            self._account.terminate(status.instance_id)  # first: when it fails, the next look comes here again
         _log.info("%s is dead: %s", status.instance_id, why)
         status.state, status.detail = "dead", why
         if member.node is not None:
             member.node.close()
-        if why != "terminated":
-            self._account.terminate(status.instance_id)
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Answer a request from outside: {"do": "nodes" | "kill" | "metadata", ...}."""

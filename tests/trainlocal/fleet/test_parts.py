@@ -123,11 +123,11 @@ class Machine:
 
 class Maker:
     def __init__(self):
-        self.made, self.refuses = {}, False
+        self.made, self.refuses = {}, None
 
     def boot(self, instance, folder):
         if self.refuses:
-            raise OSError("no room")
+            raise self.refuses
         return self.made.setdefault(instance.id, Machine())
 
 
@@ -168,12 +168,26 @@ def test_the_instance_of_a_node_that_died_is_terminated_so_that_its_group_replac
         fleet.answer({"do": "kill", "instance_id": "i-1"})
 
 
-def test_an_instance_whose_node_cannot_be_started_is_terminated(fleet):
-    fleet._maker.refuses = True
+@pytest.mark.parametrize("reason", [OSError("no room"), ValueError("no room for it")])
+def test_an_instance_whose_node_cannot_be_started_is_terminated(fleet, reason):
+    fleet._maker.refuses = reason
     fleet._account.ids = ["i-1"]
     fleet._boot_and_end()
     assert fleet._account.terminated == ["i-1"]
     assert "no room" in fleet.answer({"do": "nodes"})["nodes"][0]["detail"]
+
+
+def test_an_instance_that_could_not_be_terminated_is_terminated_at_the_next_look(fleet, monkeypatch):
+    fleet._account.ids = ["i-1"]
+    fleet._boot_and_end()
+    fleet._maker.made["i-1"].kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(fleet._account, "terminate", lambda instance_id: [][0])
+        with pytest.raises(IndexError):
+            fleet._boot_and_end()
+    fleet._boot_and_end()
+    assert fleet._account.terminated == ["i-1"]
+    assert states(fleet) == {"i-1": "dead"}
 
 
 def test_a_node_that_does_not_shut_down_in_time_is_killed(fleet, monkeypatch):
