@@ -14,7 +14,7 @@ import yaml
 from aws_cdk import aws_logs as logs
 
 from stacks.storage_settings import EfsSettings, LustreSettings, VolumeSettings
-from traincluster import Capacity, EfaLayout, NodeImage, SshAccess
+from traincluster import Capacity, EfaLayout, NodeImage, SshAccess, TrainingJob
 from traincluster.instances import instance_type
 from traincluster.retention import retention_of
 from traincluster.rules.image import OperatingSystem
@@ -153,6 +153,7 @@ class Settings:
     def _problems(self) -> Iterator[str]:
         for check in (
             lambda: instance_type(self.instance_type),
+            lambda: TrainingJob(run=self.run),
             lambda: self.parsed_capacity,
             lambda: self.image,
             lambda: self.ssh,
@@ -168,6 +169,12 @@ class Settings:
         for name in ("python", "root_device"):
             if self.ami is None and getattr(self, name) is not None:
                 yield f"{name} is {getattr(self, name)!r}, but describes the image in ami, which is not set. Set both or neither."
+        if isinstance(self.placement_group, str) and self.placement_group.lower() in _NO_GROUP_NAMES:
+            yield f"placement_group is {self.placement_group!r}. Write true or false, or the name of a group that exists."
+        if self.root_device is not None and not self.root_device.startswith("/dev/"):
+            yield f"root_device is {self.root_device!r}. Give the device of the image's root volume, such as '/dev/sda1'."
+        if self.python is not None and not self.python.startswith("/"):
+            yield f"python is {self.python!r}. Give the whole path of it in the image, such as '/opt/pytorch/bin/python'."
         try:
             from_mapping(TrainSettings, self.training, source="training")
         except ConfigError as error:
@@ -181,8 +188,10 @@ class Settings:
 
 
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
-_FOLDER = r"[\w.=-]+(?:/[\w.=-]+)*/?"
-_DATA = re.compile(rf"s3://[a-z0-9][a-z0-9.-]{{1,61}}[a-z0-9](?:/|/{_FOLDER})?|{_FOLDER}")
+_NO_GROUP_NAMES = ("", "true", "false", "yes", "no", "on", "off", "null", "none")
+_FOLDER = r"(?!\.\.?(?:/|$))[\w.=-]+(?:/(?!\.\.?(?:/|$))[\w.=-]+)*/?"
+_BUCKET = r"(?![a-z0-9.-]*(?:\.\.|\.-|-\.))[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
+_DATA = re.compile(rf"s3://{_BUCKET}(?:/|/{_FOLDER})?|{_FOLDER}")
 
 
 def read_settings(context: Mapping[str, Any], *, default_file: Path) -> Settings:

@@ -37,6 +37,7 @@ from traincluster.permissions import admit_auto_scaling, grant_read, grant_read_
 from traincluster.placement import place
 from traincluster.rules.engine import check
 from traincluster.rules.identity import IdentityFacts
+from traincluster.rules.job import JobFacts
 from traincluster.rules.report import known, report
 from traincluster.user_data import place_user_data
 from traincluster.volumes import DataVolume, block_device_mappings
@@ -207,6 +208,7 @@ class TrainingCluster(Construct):
         for facts in (
             self.capacity.facts(self.instance_type, nodes=nodes, placement=placement.kind, group=placement.group_name),
             self.image.facts(self.instance_type, pinned=resolved.pinned, efa=efa_interfaces > 0, root_volume_gib=root_gib),
+            *_job_facts(job, self.run_spec.cluster),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
             report(self, check(facts))
@@ -218,6 +220,7 @@ class TrainingCluster(Construct):
                 file_systems=file_systems,
                 volumes=volumes,
                 instance_store=instance_store,
+                root_volume_gib=root_gib,
             ),
         )
         # A node that starts before these exist could reach neither its peers, nor its file systems, nor AWS.
@@ -318,6 +321,22 @@ def _cluster_spec(
         efa_interfaces=sum(interface.carries_efa for interface in interfaces),
         processes_per_node=processes or instance_type.training_processes,
     )
+
+
+def _job_facts(job: TrainingJob, cluster: ClusterSpec) -> list[JobFacts]:
+    """What the rules see of a job by trainrun's own loop; what another script makes of its settings is not known."""
+    if job.source is not None:
+        return []
+    settings = job.settings
+    return [
+        JobFacts(
+            batch_tokens=settings.batch_tokens,
+            sequence_length=settings.sequence_length,
+            processes_per_node=cluster.processes_per_node,
+            nodes=cluster.nodes_max,
+            min_nodes=cluster.nodes_min,
+        )
+    ]
 
 
 def _accelerator(instance_type: InstanceType) -> Accelerator:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from traincluster.payload import packed_files
 from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -56,6 +58,11 @@ class TrainingJob:
     def source_folder(self) -> Path | None:
         return None if self.source is None else Path(self.source)
 
+    @property
+    def settings(self) -> TrainSettings:
+        """The job's configuration over trainrun's defaults."""
+        return from_mapping(TrainSettings, self.configuration, source="the job's configuration")
+
     def spec(self, *, python: str) -> JobSpec:
         """The part of the RunSpec that says what to run, with the image's Python."""
         return JobSpec(
@@ -91,7 +98,9 @@ class TrainingJob:
         folder, entry = self.source_folder, self.entry_point
         is_bundled = entry.partition(".")[0] == "trainrun"
         if folder is None:
-            if not is_bundled:
+            if is_bundled and not entry_point_in(packed_files(), entry):
+                yield f"entry_point is {entry!r}, which is no module of trainrun. Use 'trainrun.pretrain'."
+            elif not is_bundled:
                 yield f"entry_point is {entry!r}, but there is no source that holds it. Set source, or use 'trainrun.pretrain'."
         elif not folder.is_dir():
             yield f"source is {str(folder)!r}, which is not a folder. Give the folder that holds the entry point."
@@ -99,12 +108,15 @@ class TrainingJob:
             yield f"source is {str(folder)!r}, but no entry_point is set. Name the script in it that every rank runs: 'train.py'."
         elif is_bundled:
             yield f"source is {str(folder)!r}, but entry_point is {entry!r}, which uses nothing of it. Set one of the two only."
-        elif not _exists_in(folder, entry):
-            yield f"entry_point is {entry!r}, which is not in the source {str(folder)!r}. Give a script or a module there."
+        elif not entry_point_in(packed_files(folder), entry):
+            yield (
+                f"entry_point is {entry!r}, which is not packed from the source {str(folder)!r}. Give a script ('train.py') or a "
+                "module ('my_package.train') there; hidden files and caches are left out."
+            )
 
     def _configuration_problems(self) -> Iterator[str]:
         try:
-            from_mapping(TrainSettings, self.configuration, source="the job's configuration")
+            _ = self.settings
         except ConfigError as error:
             yield from error.problems
         if "run" in self.configuration:
@@ -114,8 +126,11 @@ class TrainingJob:
             yield "The job's configuration sets checkpoint.location, which a node takes from the cluster. Leave it out."
 
 
-def _exists_in(folder: Path, entry: str) -> bool:
+def entry_point_in(files: Collection[str], entry: str) -> bool:
+    """Whether what a rank is to run is among the packed files, given by their names below the folder of the entry point."""
     if entry.endswith(".py"):
-        return (folder / entry).is_file() and folder.resolve() in (folder / entry).resolve().parents
-    module = folder.joinpath(*entry.split("."))
-    return module.with_name(f"{module.name}.py").is_file() or (module / "__main__.py").is_file()
+        return PurePosixPath(entry).as_posix() in files
+    if not _MODULE.fullmatch(entry):
+        return False
+    name = entry.replace(".", "/")
+    return f"{name}.py" in files or f"{name}/__main__.py" in files

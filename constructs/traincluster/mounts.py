@@ -174,6 +174,7 @@ def storage_findings(
     file_systems: Sequence[FileSystem] = (),
     volumes: Sequence[DataVolume] = (),
     instance_store: str | None = None,
+    root_volume_gib: int | None = None,
 ) -> list[Finding]:
     """What the storage rules find in what the nodes of a cluster mount.
 
@@ -183,6 +184,7 @@ def storage_findings(
         file_systems: shared file systems.
         volumes: EBS volumes besides the root volume.
         instance_store: where the instance store is mounted; None leaves it alone.
+        root_volume_gib: size of the root volume, which is gp3.
     """
     mounts = [file_system.mount for file_system in file_systems]
     named = [
@@ -213,4 +215,9 @@ def storage_findings(
                 xen=instance_type.xen,
             )
         )
+    if root_volume_gib is not None:
+        root = VolumeFacts(
+            path="/", type="gp3", size_gib=root_volume_gib, instance_type=instance_type.name, xen=instance_type.xen
+        )
+        findings += check(root)
     return findings

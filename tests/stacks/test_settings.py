@@ -259,3 +259,19 @@ def test_any_file_is_read_or_refused_in_sentences(content, tmp_path):
 def test_what_is_given_is_what_is_read(nodes, run):
     settings = read({"nodes": str(nodes), "run": run})
     assert (settings.nodes, settings.run) == (nodes, run)
+
+
+@pytest.mark.parametrize(
+    ("context", "sentence"),
+    [
+        ({"placement_group": "yes"}, "placement_group is 'yes'. Write true or false"),
+        ({"placement_group": ""}, "placement_group is ''. Write true or false"),
+        ({"ami": "ami-0123456789abcdef0", "root_device": "sda1"}, "root_device is 'sda1'"),
+        ({"ami": "ami-0123456789abcdef0", "python": "python3"}, "python is 'python3'"),
+        ({"data": "../.."}, "data is '../..'"),
+        ({"data": "s3://a..b/x"}, "data is 's3://a..b/x'"),
+        ({"run": "a" * 2000}, "at most 63"),
+    ],
+)
+def test_what_ec2_or_a_node_would_refuse_is_refused(context, sentence):
+    assert sentence in "\n".join(problems(context))

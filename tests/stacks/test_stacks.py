@@ -155,7 +155,7 @@ def test_an_existing_placement_group_by_name(make_stacks):
     [
         {},
         {"instance_type": "p5.48xlarge", "capacity": f"block:{RESERVATION}"},
-        {"instance_type": "trn1.32xlarge", "isolated": "true"},
+        {"instance_type": "trn1.32xlarge", "isolated": "true", "training.batch_tokens": "1048576"},
     ],
 )
 def test_both_stacks_pass_cfn_lint_and_cdk_nag(context, make_stacks):

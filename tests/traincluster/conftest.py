@@ -14,7 +14,10 @@ from aws_cdk.assertions import Template
 
 from traincluster import CheckpointBucket, TrainingCluster, TrainingJob, TrainingNetwork
 
-JOB = TrainingJob(run="test-run", configuration={"steps": 10})
+ANY_RANKS = 256 * 64 * 25 * 720_720
+"""Tokens of an optimizer step whose sequences divide among the ranks of every cluster here."""
+
+JOB = TrainingJob(run="test-run", configuration={"steps": 10, "batch_tokens": ANY_RANKS})
 
 Resources = dict[str, dict[str, Any]]
 

@@ -88,7 +88,7 @@ def app(shapes, tmp_path_factory: pytest.TempPathFactory) -> cdk.App:
                 capacity=capacity_of(type_),
                 image=image_of(type_),
                 checkpoints=bucket,
-                job=TrainingJob(run="run"),
+                job=TrainingJob(run="run", configuration={"batch_tokens": 256 * 64 * 720_720}),
             )
     return app
 
@@ -116,7 +116,7 @@ def test_every_type_is_in_a_template_or_refused_in_a_sentence(shapes):
                 nodes=1,
                 checkpoints=bucket,
                 image=OWN_IMAGE,
-                job=TrainingJob(run="run"),
+                job=TrainingJob(run="run", configuration={"batch_tokens": 256 * 64 * 720_720}),
             )
 
 

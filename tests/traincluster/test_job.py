@@ -32,7 +32,7 @@ def test_a_script_or_module_of_the_source(source, entry_point):
 @pytest.mark.parametrize("entry_point", ["missing.py", "package.missing", "../outside.py"])
 def test_an_entry_point_outside_the_source_is_refused(source, entry_point):
     (source.parent / "outside.py").write_text("")
-    with pytest.raises(ConfigError, match="which is not in the source"):
+    with pytest.raises(ConfigError, match="which is not packed from the source"):
         TrainingJob(run="first", source=source, entry_point=entry_point)
 
 
@@ -67,3 +67,17 @@ def test_all_problems_are_reported_together():
     with pytest.raises(ConfigError) as caught:
         TrainingJob(run="a b", entry_point="train.py", configuration={"steps": 0})
     assert len(caught.value.problems) == 3
+
+
+@pytest.mark.parametrize("entry_point", [".hidden.py", "__pycache__/cached.py", "sub/train", "sub..train", "../train.py"])
+def test_an_entry_point_that_is_not_packed_is_refused(tmp_path, entry_point):
+    for name in (".hidden.py", "__pycache__/cached.py", "sub/train.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match="which is not packed from the source"):
+        TrainingJob(run="first", source=tmp_path, entry_point=entry_point)
+
+
+def test_a_module_that_trainrun_does_not_have_is_refused():
+    with pytest.raises(ConfigError, match="which is no module of trainrun"):
+        TrainingJob(run="first", entry_point="trainrun.nonexistent")

@@ -136,7 +136,7 @@ def bucket_archive(facts: BucketFacts) -> Iterator[Finding]:
 
 @dataclass(frozen=True, kw_only=True)
 class VolumeFacts:
-    """One EBS volume besides the root volume."""
+    """One EBS volume."""
 
     path: str
     type: str
