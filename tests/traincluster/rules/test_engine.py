@@ -9,7 +9,7 @@ import subprocess
 import sys
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import aws_cdk as cdk
@@ -22,6 +22,7 @@ from traincluster.instances import InstanceType, instance_type, instance_type_na
 from traincluster.rules import MODULES, Finding, Rule, check, engine, find_rule, rules
 from traincluster.rules.capacity import CapacityFacts
 from traincluster.rules.identity import IdentityFacts
+from traincluster.rules.job import JobFacts
 from traincluster.rules.lustre import Deployment, LustreFacts, LustreStorage
 from traincluster.rules.network import ShellAccess
 from traincluster.rules.report import acknowledge, known, report
@@ -36,6 +37,9 @@ ARNS = ("arn:aws:iam::123456789012:policy/p", "arn:aws-cn:resource-groups:cn-nor
 WELL_FORMED: dict[type, dict[str, st.SearchStrategy]] = {
     IdentityFacts: {"arns": st.sampled_from([(), *((("capacity", arn),) for arn in ARNS)])},
     CapacityFacts: {"types": st.lists(TYPES, min_size=1, max_size=3).map(tuple)},
+    JobFacts: {
+        name: st.integers(1, 10**6) for name in ("batch_tokens", "sequence_length", "processes_per_node", "nodes", "min_nodes")
+    },
     LustreFacts: {
         "deployment": st.sampled_from(typing.get_args(Deployment)),
         "storage": st.sampled_from(typing.get_args(LustreStorage)),
@@ -82,7 +86,8 @@ def test_no_rule_trips_over_what_is_unknown(data: st.DataObject, each: Rule):
     """Every fact that may be unknown is, and the others are any: findings may come of those, but no exception."""
     hints = typing.get_type_hints(each.facts)
     unknown = {name: st.none() for name, hint in hints.items() if type(None) in typing.get_args(hint)}
-    facts = data.draw(st.builds(each.facts, **WELL_FORMED.get(each.facts, {}), **unknown))
+    texts = {name: st.text("abc/-", min_size=1) for name, hint in hints.items() if hint is str}  # never the word None itself
+    facts = data.draw(st.builds(each.facts, **{**texts, **WELL_FORMED.get(each.facts, {}), **unknown}))
     for finding in each.check(facts):
         assert finding.rule == each.name and finding.level in each.levels
         assert "None" not in finding.message + finding.fix
