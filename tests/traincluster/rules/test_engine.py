@@ -37,9 +37,7 @@ ARNS = ("arn:aws:iam::123456789012:policy/p", "arn:aws-cn:resource-groups:cn-nor
 WELL_FORMED: dict[type, dict[str, st.SearchStrategy]] = {
     IdentityFacts: {"arns": st.sampled_from([(), *((("capacity", arn),) for arn in ARNS)])},
     CapacityFacts: {"types": st.lists(TYPES, min_size=1, max_size=3).map(tuple)},
-    JobFacts: {
-        name: st.integers(1, 10**6) for name in ("batch_tokens", "sequence_length", "processes_per_node", "nodes", "min_nodes")
-    },
+    JobFacts: {field.name: st.integers(1, 10**4) for field in fields(JobFacts)},
     LustreFacts: {
         "deployment": st.sampled_from(typing.get_args(Deployment)),
         "storage": st.sampled_from(typing.get_args(LustreStorage)),
