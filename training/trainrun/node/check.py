@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trainrun.node.events import Events
+from trainrun.node.fabric import check_fabric
 from trainrun.node.outcome import StepFailed
 from trainrun.spec import ClusterSpec, RunSpec
 from trainrun.store import Store, StoreError
@@ -27,6 +28,7 @@ def check(*, spec: RunSpec, python: str, store: Store, events: Events) -> str:
     """
     found, faults = [], []
     checks: list[Callable[[], str]] = [
+        lambda: check_fabric(spec.cluster),
         lambda: check_accelerators(spec.cluster),
         lambda: check_efa(spec.cluster),
         lambda: check_python(python),
