@@ -122,7 +122,7 @@ def test_a_store_that_takes_a_moment_is_waited_for(events, monkeypatch, tmp_path
 
 def test_all_faults_are_reported_together(events, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/nonexistent")
-    spec = spec_of(tmp_path, accelerator="nvidia", accelerators_per_node=8)
+    spec = spec_of(tmp_path, accelerator="nvidia", accelerators_per_node=8, instance_type="g5.48xlarge")
     with pytest.raises(StepFailed) as failure:
         check(spec=spec, python="/nonexistent/python", store=DirectoryStore(tmp_path / "run"), events=events)
     assert "0 accelerators" in str(failure.value)
