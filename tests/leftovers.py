@@ -48,7 +48,7 @@ def abandoned_cgroups():
         groups = cgroups.own_group().glob("trainlocal-[0-9]*")
     except OSError:
         return []
-    return [str(group) for group in groups if not Path(f"/proc/{group.name.rpartition('-')[2]}").exists()]
+    return [str(group) for group in groups if not cgroups.is_alive(int(group.name.rpartition("-")[2]))]
 
 
 def left_files(directory):

@@ -46,8 +46,16 @@ def make(name: str) -> Path:
 def remove_abandoned(prefix: str) -> None:
     """Remove groups `prefix`PID beside ours whose process is no more: it was killed before it could clear away."""
     for group in own_group().glob(f"{prefix}[0-9]*"):
-        if not Path(f"/proc/{group.name.removeprefix(prefix)}").exists():
+        if not is_alive(int(group.name.removeprefix(prefix))):
             remove(group)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. One that was killed and that its parent has not taken note of yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def join(group: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def test_the_first_commit_of_a_step_stays(store: Store) -> None:
     other = Commit(**{**first.__dict__, "attempt": "another"})
     assert not write_commit(store, other)
     assert write_commit(store, first)  # its own, as after an answer that was lost
-    assert read_commit(store, 5) == first
+    assert replace(read_commit(store, 5), sha256="") == first
 
 
 def a_loop(run: Run, model: nn.Module) -> tuple[Any, Callable[[], None]]:
