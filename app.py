@@ -14,7 +14,7 @@ try:
     settings = read_settings(app.node.get_all_context(), default_file=Path(__file__).with_name("cluster.yaml"))
     data = TrainingDataStack(app, "TrainingDataStack", region=settings.region)
     TrainingClusterStack(app, "TrainingClusterStack", settings=settings, checkpoints=data.checkpoints, datasets=data.datasets)
-except ValueError as error:
+except (ValueError, RuntimeError) as error:  # RuntimeError: what the CDK itself refuses, as jsii hands it on
     sys.exit(f"The settings do not make a cluster:\n{error}")
 try:
     app.synth()

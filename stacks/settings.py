@@ -208,10 +208,25 @@ def read_settings(context: Mapping[str, Any], *, default_file: Path) -> Settings
     own = {key: value for key, value in context.items() if not re.search("[:@/]", key)}
     file = Path(str(own.pop("settings", default_file)))
     given = merge(_read_file(file), _overrides(own))
+    if references := sorted(_reference_paths(given)):
+        problem = f"{', '.join(references)}: '${{Token[' is how the CDK writes references. A setting cannot hold it."
+        raise ConfigError([problem])
     settings = from_mapping(Settings, given, source=f"{file} or -c")
     if settings.source is None:
         return settings
     return replace(settings, source=str(file.parent / settings.source))
+
+
+def _reference_paths(value: Any, path: str = "") -> Iterator[str]:
+    """The dotted names of the settings whose text the CDK would take for a reference."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _reference_paths(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _reference_paths(item, path)
+    elif isinstance(value, str) and "${Token[" in value:
+        yield path
 
 
 def _read_file(file: Path) -> dict[str, Any]:

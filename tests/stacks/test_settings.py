@@ -271,6 +271,8 @@ def test_what_is_given_is_what_is_read(nodes, run):
         ({"data": "../.."}, "data is '../..'"),
         ({"data": "s3://a..b/x"}, "data is 's3://a..b/x'"),
         ({"run": "a" * 2000}, "at most 63"),
+        ({"environment.A": "${Token[X.1]}"}, "environment.A: '${Token[' is how the CDK writes references"),
+        ({"arguments": '["x", "${Token[X.1]}"]'}, "arguments: '${Token['"),
     ],
 )
 def test_what_ec2_or_a_node_would_refuse_is_refused(context, sentence):
