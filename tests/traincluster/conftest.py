@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +106,18 @@ def cluster_of(synthesize: Callable[..., Synthesized]) -> Callable[[str], Synthe
 def stack(tmp_path: Path) -> cdk.Stack:
     """An empty stack."""
     return cdk.Stack(cdk.App(outdir=str(tmp_path / "assembly")), "Stack")
+
+
+@pytest.fixture(scope="module")
+def emulated_aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Endpoint of an emulated AWS of the module's own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "trainlocal.cloud", "--directory", str(tmp_path_factory.mktemp("cloud")), "--die-with-stdin"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "local")},
+    )
+    assert process.stdout is not None and process.stdin is not None
+    yield json.loads(process.stdout.readline())["endpoint"]
+    process.stdin.close()
+    assert process.wait(timeout=20) == 0

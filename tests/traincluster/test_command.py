@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,21 +20,6 @@ AMI = "ami-0123456789abcdef0"
 PARAMETER = NodeImage.for_type("p5.48xlarge").ami
 
 
-@pytest.fixture(scope="module")
-def aws(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Endpoint of an emulated AWS of this module's own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainlocal.cloud", "--directory", str(tmp_path_factory.mktemp("cloud")), "--die-with-stdin"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "local")},
-    )
-    assert process.stdout is not None and process.stdin is not None
-    yield json.loads(process.stdout.readline())["endpoint"]
-    process.stdin.close()
-    assert process.wait(timeout=20) == 0
-
-
 def test_every_rule_is_listed(capsys):
     assert main(["rules"]) == 0
     text = capsys.readouterr().out
@@ -43,8 +27,8 @@ def test_every_rule_is_listed(capsys):
         assert f"{each.name} ({', '.join(each.levels)})" in text
 
 
-def test_an_image_is_looked_up_pinned_and_its_pin_moved(aws, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", aws)
+def test_an_image_is_looked_up_pinned_and_its_pin_moved(emulated_aws, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emulated_aws)
     file = tmp_path / "cdk.context.json"
     file.write_text(json.dumps({"availability-zones:account=1:region=us-east-1": ["us-east-1a"], "x": {"y": 1}}))
     arguments = ["pin-image", "--instance-type", "p5.48xlarge", "--region", "us-east-1", "--file", str(file)]
@@ -82,8 +66,8 @@ def test_each_region_and_parameter_has_a_pin_of_its_own(tmp_path):
         (["--parameter", "/mine", "--ami", "latest"], "Give the id of an image"),
     ],
 )
-def test_what_cannot_be_pinned_is_told_in_a_sentence(arguments, says, aws, monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("AWS_ENDPOINT_URL", aws)
+def test_what_cannot_be_pinned_is_told_in_a_sentence(arguments, says, emulated_aws, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", emulated_aws)
     file = tmp_path / "cdk.context.json"
     assert main(["pin-image", "--region", "us-east-1", "--file", str(file), *arguments]) == 1
     assert says in capsys.readouterr().err

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,26 +24,11 @@ RESERVATION = "cr-0123456789abcdef0"
 PARAMETER = NodeImage.for_type("c7i.2xlarge").ami
 
 
-@pytest.fixture(scope="module")
-def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An emulated AWS of this module's own."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trainlocal.cloud", "--directory", str(tmp_path_factory.mktemp("cloud")), "--die-with-stdin"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "local")},
-    )
-    assert process.stdout is not None and process.stdin is not None
-    yield json.loads(process.stdout.readline())["endpoint"]
-    process.stdin.close()
-    assert process.wait(timeout=20) == 0
-
-
 @pytest.fixture
-def client(endpoint: str) -> Any:
+def client(emulated_aws: str) -> Any:
     """Makes clients that fail rather than wait."""
     config = Config(connect_timeout=5, read_timeout=120, retries={"total_max_attempts": 1})
-    return lambda service: boto3.client(service, region_name="us-east-1", endpoint_url=endpoint, config=config)
+    return lambda service: boto3.client(service, region_name="us-east-1", endpoint_url=emulated_aws, config=config)
 
 
 def template_of(outdir: Path, context: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
@@ -86,8 +67,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SAMPLES)
-def test_a_sample_deploys_starts_its_nodes_and_goes(name, client, endpoint, tmp_path):
-    before = inventory(endpoint)
+def test_a_sample_deploys_starts_its_nodes_and_goes(name, client, emulated_aws, tmp_path):
+    before = inventory(emulated_aws)
     client("cloudformation").create_stack(
         StackName="sample", Capabilities=["CAPABILITY_IAM"], **body(template_of(tmp_path, **SAMPLES[name]))
     )
@@ -95,7 +76,7 @@ def test_a_sample_deploys_starts_its_nodes_and_goes(name, client, endpoint, tmp_
     (group,) = client("autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
     assert len(group["Instances"]) == 2
     remove(client)
-    assert inventory(endpoint) == before
+    assert inventory(emulated_aws) == before
 
 
 def test_zero_nodes_at_first_stay_zero_when_something_else_is_deployed(client, tmp_path):
