@@ -33,7 +33,7 @@ def main() -> int:
     steps: list[tuple[str, Callable[[], None]]] = [
         ("Python environment in .venv", make_environment),
         (f"{TORCH} (CPU is enough)", lambda: pip("install", TORCH)),
-        ("packages of the lock", lambda: pip("install", "--no-deps", "--requirement", "requirements.txt")),
+        ("packages of the lock", install_lock),
         ("traincluster itself, editable", lambda: pip("install", "--no-deps", "--editable", ".")),
         ("Node and the cdk command line", install_cdk),
         ("what the CDK unpacks at its first use", warm_cdk),
@@ -94,6 +94,11 @@ def install_cdk() -> None:
         cwd=folder,
     )
     link(VENV / "bin" / "cdk", folder / "node_modules" / ".bin" / "cdk")
+
+
+def install_lock() -> None:
+    os.environ["DS_BUILD_OPS"] = "0"  # DeepSpeed compiles what it needs when it needs it, and most never do
+    pip("install", "--no-deps", "--requirement", "requirements.txt")
 
 
 def warm_cdk() -> None:
