@@ -18,6 +18,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from trainrun.config import ConfigError
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -31,6 +33,18 @@ class Ranks:
     """For small agreements at every step; None when the process is alone."""
     storage: dist.ProcessGroup | None
     """For what waits on a store, which may take longer than a training step's collectives."""
+    tensor_parallel: int = 1
+    """Ranks that share one share of the data because they split each matrix product; neighbours by number."""
+
+    @property
+    def data_rank(self) -> int:
+        """Which of the shares of each batch is this rank's."""
+        return self.rank // self.tensor_parallel
+
+    @property
+    def data_size(self) -> int:
+        """Into how many shares each batch is divided."""
+        return self.size // self.tensor_parallel
 
     @property
     def first(self) -> bool:
@@ -75,26 +89,32 @@ class Ranks:
             group.set_timeout(timedelta(seconds=seconds))
 
 
-def join(*, timeout_seconds: float, storage_timeout_seconds: float) -> Ranks:
+def join(*, timeout_seconds: float, storage_timeout_seconds: float, tensor_parallel: int = 1) -> Ranks:
     """Meet the other ranks, if there are any.
 
     Args:
         timeout_seconds: how long a collective waits, until `Ranks.set_timeout` changes it.
         storage_timeout_seconds: how long the collectives around reading and writing checkpoints wait.
+        tensor_parallel: ranks that split each matrix product.
+
+    Raises:
+        ConfigError: the ranks cannot be divided so.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
+    if size % tensor_parallel:
+        raise ConfigError([f"sharding.tensor_parallel is {tensor_parallel}, which does not divide the {size} ranks."])
     device = torch.device("cpu")
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is not None and torch.accelerator.is_available():
         device = torch.device(accelerator.type, local_rank)
         torch.accelerator.set_device_index(local_rank)
     if size == 1:
-        return Ranks(rank, size, local_rank, device, None, None)
+        return Ranks(rank, size, local_rank, device, None, None, tensor_parallel)
     backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
     storage = dist.new_group(backend="gloo", timeout=timedelta(seconds=storage_timeout_seconds))
-    return Ranks(rank, size, local_rank, device, control, storage)
+    return Ranks(rank, size, local_rank, device, control, storage, tensor_parallel)
 
 
 def leave() -> None:

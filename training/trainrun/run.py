@@ -26,6 +26,8 @@ from trainrun.prepare import PreparedModel
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settle import settle
+from trainrun.strategies.base import Strategy
+from trainrun.strategies.choose import strategy_of
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -48,6 +50,7 @@ def start(path: str | Path | None = None, arguments: Sequence[str] | None = None
     ranks = join(
         timeout_seconds=settings.first_collective_timeout_seconds,
         storage_timeout_seconds=settings.checkpoint.timeout_seconds + LONGEST_STORAGE_WAIT,
+        tensor_parallel=settings.sharding.tensor_parallel,
     )
     seed_everything(settings.seed)  # the same everywhere, so that every rank makes the same model
     state_directory = Path(os.environ["TRAINRUN_STATE"]) if os.environ.get("TRAINRUN_STATE") else None
@@ -71,6 +74,7 @@ class Run:
         self.tokens_done = 0
         self._stop = stop.StopFlag(ranks, state_directory)
         self._lines = MetricLines(state_directory / "metrics") if state_directory and ranks.first else None
+        self._strategy: Strategy | None = None
         self._data: TokenStream | None = None
         self._state: TrainState | None = None
         self._peaks: list[float] = []
@@ -85,11 +89,10 @@ class Run:
             model: as made on every rank; rank 0's weights are sent to the others.
             optimizer: over the model's parameters. The learning rate of each of its groups is the peak of the schedule.
         """
-        model.to(self.ranks.device)
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
-        prepared = PreparedModel(
-            model, settings=self.settings, ranks=self.ranks, last_micro_batch=lambda: self._data is None or self._data.complete
-        )
+        self._strategy = strategy_of(self.settings, self.ranks)
+        self._strategy.prepare(model, optimizer)
+        prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch)
         seed_everything(stream_seed(self.settings.seed, self.ranks.rank, 0))  # from here on ranks draw apart (dropout)
         return prepared, optimizer
 
@@ -113,18 +116,15 @@ class Run:
             fingerprint=dataset.description.fingerprint,
             batch_tokens=self.settings.batch_tokens,
             sequence_length=sequence_length or self.settings.sequence_length,
-            micro_batch=self.settings.micro_batch,
+            micro_batch=1 if self.settings.micro_batch == "auto" else self.settings.micro_batch,
             seed=self.settings.seed,
             ranks=self.ranks,
         )
         return self._data
 
-    def state(
-        self, *, model: PreparedModel | nn.Module, optimizer: torch.optim.Optimizer, data: TokenStream | None = None
-    ) -> TrainState:
+    def state(self, *, model: PreparedModel, optimizer: torch.optim.Optimizer, data: TokenStream | None = None) -> TrainState:
         """What checkpoints hold; call its ``resume()`` before the loop and its ``save()`` at the end of each step."""
-        module = model.module if isinstance(model, PreparedModel) else model
-        self._state = TrainState(self, model=module, optimizer=optimizer, data=data)
+        self._state = TrainState(self, model=model.module, optimizer=optimizer, data=data)
         return self._state
 
     def steps(self) -> Iterator[int]:
@@ -161,13 +161,13 @@ class Run:
             loss: the sum over the micro-batch's valid tokens. It is divided by the step's count of valid tokens over all
                 ranks and micro-batches, so that neither their number nor their sizes change the step.
         """
-        if self._data is None:
+        if self._data is None or self._strategy is None:
             raise RuntimeError(
-                "Call run.tokens() before run.backward(): the loss is divided by the step's count of valid tokens."
+                "Call run.tokens() and run.prepare() before run.backward(): it divides the loss by the step's valid tokens."
             )
-        self._loss += loss.detach() / self._data.valid_tokens
-        # DDP takes the mean over the ranks; the sum is wanted.
-        torch.autograd.backward(loss * (self.ranks.size / self._data.valid_tokens))
+        loss = loss / self._data.valid_tokens
+        self._loss += loss.detach()
+        self._strategy.backward(loss, last=self._data.complete)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, set the learning rate of this step, update, and move on: data, counters, metrics.
@@ -175,19 +175,15 @@ class Run:
         Raises:
             RuntimeError: the step's micro-batches were not all used.
         """
-        if self._data is None or not self._data.complete:
+        if self._data is None or self._strategy is None or not self._data.complete:
             raise RuntimeError(
                 "Use all of data.micro_batches() before run.step(optimizer): gradients of this step are incomplete."
             )
         self._stop.ask()
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        clip = self.settings.optimizer.clip_norm or math.inf
-        self._norm = nn.utils.clip_grad_norm_(parameters, clip)
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        self._norm = self._strategy.update(optimizer, clip_norm=self.settings.optimizer.clip_norm or math.inf)
         self._data.advance()
         self.completed += 1
         self.tokens_done += self._data.valid_tokens
@@ -218,7 +214,7 @@ class Run:
 
     def _log(self, *, learning_rate: float) -> None:
         self.check_finite()
-        loss = float(self.ranks.sum(self._loss))
+        loss = float(self.ranks.sum(self._loss)) / self.ranks.tensor_parallel
         assert self._data is not None
         record = {
             "step": self.completed,
@@ -236,6 +232,9 @@ class Run:
             self._lines.write(record)
         if self.ranks.first:
             print(step_line(record), flush=True)
+
+    def _last_micro_batch(self) -> bool:
+        return self._data is None or self._data.complete
 
     def _end_early(self) -> None:
         self.event("stopping")

@@ -52,7 +52,7 @@ class TokenStream:
                 [f"The dataset has {len(tokens)} tokens, a sequence needs {sequence_length + 1}. Set sequence_length lower."]
             )
         self._batch = _sequences_per_step(batch_tokens, sequence_length)
-        self._share = _sequences_per_rank(self._batch, sequence_length, ranks.size)
+        self._share = _sequences_per_rank(self._batch, sequence_length, ranks.data_size)
         self._micro_batch = micro_batch
         self._tokens, self._seed, self._ranks = tokens, seed, ranks
         self._identity = {"fingerprint": fingerprint, "sequence_length": sequence_length, "seed": seed}
@@ -70,7 +70,7 @@ class TokenStream:
 
     def micro_batches(self) -> Iterator[Batch]:
         """This rank's share of the present step. `trainrun.run.Run.step` moves on to the next."""
-        first = self.position + self._ranks.rank * self._share
+        first = self.position + self._ranks.data_rank * self._share
         self._given = 0
         for start in range(0, self._share, self._micro_batch):
             stop = min(start + self._micro_batch, self._share)

@@ -1,0 +1,26 @@
+"""When a run is profiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainrun.config import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileSettings:
+    """A window of steps of which a trace, and on accelerators a memory snapshot, is kept in the run's folder."""
+
+    start_step: int = 0
+    """First step of the window; 0 profiles nothing."""
+    steps: int = 3
+    """Steps in the window."""
+
+    def __post_init__(self) -> None:
+        problems = []
+        if self.start_step < 0:
+            problems.append(f"start_step is {self.start_step}. Allowed: 0 (no profile) or more.")
+        if self.steps < 1:
+            problems.append(f"steps is {self.steps}. Allowed: 1 or more.")
+        if problems:
+            raise ConfigError(problems)

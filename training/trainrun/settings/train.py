@@ -1,0 +1,85 @@
+"""TrainSettings: everything about how a run trains."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trainrun.config import ConfigError
+from trainrun.settings.checkpoint import CheckpointSettings
+from trainrun.settings.model import ModelSettings
+from trainrun.settings.optimizer import OptimizerSettings
+from trainrun.settings.profile import ProfileSettings
+from trainrun.settings.sharding import ShardingSettings
+
+Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
+Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+
+RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """All of it. Layers: these defaults <- a YAML or JSON file <- the RunSpec <- ``--a.b=c``."""
+
+    run: str = "run"
+    """Name of the run; a node takes it from the RunSpec. The same name resumes, another starts anew."""
+    data: str = ""
+    """URL or directory of the token dataset that is trained on, as `trainrun tokens` wrote it."""
+    steps: int = 1000
+    """Optimizer steps in all."""
+    batch_tokens: int = 16384
+    """Tokens per optimizer step over all ranks: a multiple of sequence_length. The number of ranks does not change it."""
+    micro_batch: int | Literal["auto"] = 8
+    """Most sequences per rank in one forward pass; what a rank has beyond it is accumulated. "auto" measures before training
+    how many fit into memory, on all ranks alike."""
+    sequence_length: int = 256
+    strategy: Strategy = "auto"
+    """How the model is spread over the ranks: a replica on each (ddp), sharded by PyTorch (fsdp2), or by DeepSpeed's ZeRO stage
+    1 to 3. "auto" takes the one with the least communication that fits into memory, and says why."""
+    precision: Precision = "fp32"
+    """Of the computation; weights that are updated and the optimizer's state stay in fp32. fp16 comes with a dynamic loss
+    scale. fp8 needs hardware that has it."""
+    tf32: bool = False
+    """Whether fp32 matrix products may use TF32 on NVIDIA GPUs that have it."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """Recompute activations in the backward pass instead of keeping them: those of all but matrix products and attention
+    (selective), or of whole blocks (full)."""
+    compile: bool = False
+    """Whether blocks are compiled by torch.compile. The first step takes longer."""
+    seed: int = 0
+    log_every: int = 1
+    """Steps between two metric lines."""
+    collective_timeout_seconds: float = 60.0
+    """How long a rank waits in a collective before it counts its peers as lost."""
+    first_collective_timeout_seconds: float = 600.0
+    """The same, until the first step is done."""
+    deepspeed: dict[str, Any] | str = field(default_factory=dict)
+    """A DeepSpeed configuration, or the path of such a JSON file. What it says in DeepSpeed's words becomes the settings here;
+    the rest (bucket sizes and the like) is handed to DeepSpeed."""
+    sharding: ShardingSettings = field(default_factory=ShardingSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    profile: ProfileSettings = field(default_factory=ProfileSettings)
+
+    def __post_init__(self) -> None:
+        problems = []
+        if not RUN_NAME.fullmatch(self.run) or ".." in self.run:
+            problems.append(
+                f"run is {self.run!r}. Allowed: a folder's name of letters, digits and . _ - / after a first letter or digit."
+            )
+        for name in ("collective_timeout_seconds", "first_collective_timeout_seconds"):
+            if not getattr(self, name) > 0:
+                problems.append(f"{name} is {getattr(self, name)}. Allowed: more than 0.")
+        for name in ("steps", "batch_tokens", "micro_batch", "sequence_length", "log_every"):
+            if getattr(self, name) != "auto" and getattr(self, name) < 1:
+                problems.append(f"{name} is {getattr(self, name)}. Allowed: 1 or more.")
+        if self.sequence_length >= 1 and self.batch_tokens % self.sequence_length:
+            problems.append(
+                f"batch_tokens is {self.batch_tokens}, not a multiple of sequence_length ({self.sequence_length}). "
+                f"The nearest that is: {max(1, round(self.batch_tokens / self.sequence_length)) * self.sequence_length}."
+            )
+        if problems:
+            raise ConfigError(problems)
