@@ -49,7 +49,7 @@ TINY = [
 torch.set_num_threads(1)  # for matrices this small, threads only wait for each other
 
 LONGEST = 60.0
-"""Seconds that any group of ranks may take."""
+"""Seconds that a group of ranks may take, unless it says otherwise."""
 
 
 # S3
@@ -164,12 +164,19 @@ class RankRunner:
         self._processes: list[multiprocessing.process.BaseProcess] = []
 
     def __call__(
-        self, program: str, *, world: int = 1, only: dict[int, dict[str, Any]] | None = None, **keywords: Any
+        self,
+        program: str,
+        *,
+        world: int = 1,
+        only: dict[int, dict[str, Any]] | None = None,
+        longest: float = LONGEST,
+        **keywords: Any,
     ) -> list[Outcome]:
         """Start ``world`` ranks, wait for all of them, and return how each ended.
 
         Args:
             only: more keywords for some ranks.
+            longest: seconds that all of it may take.
             keywords: for all ranks.
         """
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=LONGEST))
@@ -195,7 +202,7 @@ class RankRunner:
             processes.append(process)
             folders.append(out)
         self._processes += processes
-        deadline = time.monotonic() + LONGEST
+        deadline = time.monotonic() + longest
         for process in processes:
             process.join(max(0.1, deadline - time.monotonic()))
         late = [rank for rank, process in enumerate(processes) if process.exitcode is None]

@@ -106,6 +106,13 @@ def collect(out: Path, *, value: Any) -> dict[str, Any]:
     return {"gathered": run.ranks.gather(mine), "from_first": run.ranks.from_first(mine if run.ranks.first else None)}
 
 
+def parity(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Several configurations in turn (see strategies/parity.py)."""
+    import parity
+
+    return parity.run_rank(out, **keywords)
+
+
 def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """A digest of all parameters and of the optimizer's state of each."""
     sha = hashlib.sha256()
@@ -158,7 +165,7 @@ def _fault_two_attempts_a_request(rank: int) -> None:
 
 FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().items()) if name.startswith("_fault_")}
 
-PROGRAMS = {"train": train, "collect": collect}
+PROGRAMS = {"train": train, "collect": collect, "parity": parity}
 
 
 def enter(program: str, out: Path, environment: dict[str, str], keywords: dict[str, Any]) -> None:
