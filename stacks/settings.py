@@ -18,7 +18,7 @@ from traincluster import Capacity, EfaLayout, NodeImage, SshAccess, TrainingJob
 from traincluster.instances import instance_type
 from traincluster.retention import retention_of
 from traincluster.rules.image import OperatingSystem
-from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar
+from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar, with_preset
 
 WhenDone = Literal["scale_to_zero", "keep"]
 
@@ -176,7 +176,7 @@ class Settings:
         if self.python is not None and not self.python.startswith("/"):
             yield f"python is {self.python!r}. Give the whole path of it in the image, such as '/opt/pytorch/bin/python'."
         try:
-            from_mapping(TrainSettings, self.training, source="training")
+            from_mapping(TrainSettings, with_preset(self.training), source="training")
         except ConfigError as error:
             yield from (f"training: {problem}" for problem in error.problems)
         if "data" in self.training:

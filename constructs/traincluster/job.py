@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from traincluster.payload import packed_files
-from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping
+from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, with_preset
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -61,7 +61,7 @@ class TrainingJob:
     @property
     def settings(self) -> TrainSettings:
         """The job's configuration over trainrun's defaults."""
-        return from_mapping(TrainSettings, self.configuration, source="the job's configuration")
+        return from_mapping(TrainSettings, with_preset(self.configuration), source="the job's configuration")
 
     def spec(self, *, python: str) -> JobSpec:
         """The part of the RunSpec that says what to run, with the image's Python."""

@@ -1,4 +1,4 @@
-"""The settings of a run from their layers: defaults <- a file <- the RunSpec of the node <- ``--a.b=c``."""
+"""The settings of a run from their layers: defaults <- a preset <- a file <- the RunSpec of the node <- ``--a.b=c``."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from trainrun.config import ConfigError, from_mapping, merge, overrides_to_mapping
 from trainrun.settings import TrainSettings
+from trainrun.settings.presets import with_preset
 from trainrun.spec import RunSpec
 
 
@@ -34,6 +35,7 @@ def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
     mapping: dict[str, Any] = {}
     for _, layer in layers:
         mapping = merge(mapping, layer)
+    mapping = with_preset(mapping)
     return from_mapping(TrainSettings, mapping, source=", ".join(name for name, layer in layers if layer) or "the settings")
 
 

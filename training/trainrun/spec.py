@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from trainrun.config import ConfigError, from_mapping, merge, parse_scalar, to_mapping
 from trainrun.settings import TrainSettings
+from trainrun.settings.presets import with_preset
 
 SCHEMA_VERSION = 1
 
@@ -261,4 +262,5 @@ __all__ = [
     "merge",
     "parse_scalar",
     "to_mapping",
+    "with_preset",
 ]

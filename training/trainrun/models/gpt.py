@@ -1,4 +1,4 @@
-"""A GPT: rotary positions, RMSNorm, squared-ReLU feed-forward, no biases, optionally tied output.
+"""A GPT: rotary positions, RMSNorm, grouped-query attention, no biases; by its settings also Llama's architecture.
 
 Plain PyTorch, to be read and changed. ``loss`` returns the sum over the batch's valid tokens, which is what
 `trainrun.run.Run.backward` divides by the step's count of valid tokens over all ranks.
@@ -6,44 +6,87 @@ Plain PyTorch, to be read and changed. ``loss`` returns the sum over the batch's
 
 from __future__ import annotations
 
+import hashlib
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from trainrun.config import ConfigError
 from trainrun.data.batch import IGNORED, Batch
+from trainrun.models.rotary import rotate, rotations
 from trainrun.settings import ModelSettings
 
 
 class GPT(nn.Module):
-    """A decoder over ``vocabulary`` tokens that sees at most ``context`` of them at once."""
+    """A decoder over ``vocabulary`` tokens that sees at most ``context`` of them at once.
+
+    Its weights are those of `initial`, drawn by the seed that torch had when the model was made. Made under
+    ``torch.device("meta")`` it takes no memory, and whoever gives it memory takes the weights from there.
+
+    Raises:
+        ConfigError: ``settings.vocabulary`` is too small for the dataset's.
+    """
 
     cosine: Tensor
     sine: Tensor
 
     def __init__(self, settings: ModelSettings, *, vocabulary: int, context: int) -> None:
         super().__init__()
-        self.context = context
-        self.embedding = nn.Embedding(vocabulary, settings.width)
+        if 0 < settings.vocabulary < vocabulary:
+            raise ConfigError(
+                [f"model.vocabulary is {settings.vocabulary}, the dataset has token ids up to {vocabulary - 1}. Set it higher."]
+            )
+        self.settings, self.context, self._seed = settings, context, torch.initial_seed()
+        rows = settings.vocabulary or vocabulary
+        self.embedding = nn.Embedding(rows, settings.width)
+        self.embedding_norm = norm(settings) if settings.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
-        self.head = None if settings.tied else nn.Linear(settings.width, vocabulary, bias=False)
-        cosine, sine = rotations(context, settings.width // settings.heads)
+        self.norm = norm(settings)
+        self.head = None if settings.tied else nn.Linear(settings.width, rows, bias=False)
+        cosine, sine = rotations(context, settings)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
-        self.apply(initialize)
+        self._shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
+        if not self.embedding.weight.is_meta:
+            with torch.no_grad():
+                for name, parameter in self.named_parameters():
+                    parameter.copy_(self.initial(name))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits for the token after each of ``tokens`` (batch, time)."""
-        x = norm(self.embedding(tokens))
+        x = self.embedding_norm(self.embedding(tokens))
         rotation = self.cosine[: tokens.shape[1]], self.sine[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, rotation)
-        logits: Tensor = F.linear(norm(x), self.embedding.weight if self.head is None else self.head.weight)
+        x = self.norm(x)
+        logits: Tensor = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
         return logits
 
     def loss(self, batch: Batch) -> Tensor:
         """Sum of the cross-entropies, in nats, of the batch's valid tokens."""
         logits = self(batch.inputs).float()
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def initial(self, name: str) -> Tensor:
+        """The whole of a parameter or buffer before the first step: fp32, on the CPU, the same on every rank.
+
+        Every layer keeps the size of its input, and every block starts as the identity, whatever the depth.
+
+        Args:
+            name: as in ``named_parameters()`` or ``named_buffers()`` of the model as it was made.
+        """
+        if name in ("cosine", "sine"):
+            with torch.device("cpu"):
+                return dict(zip(("cosine", "sine"), rotations(self.context, self.settings), strict=True))[name]
+        weight = torch.empty(self._shapes[name], dtype=torch.float32, device="cpu")
+        if name.endswith("norm.weight"):
+            return weight.fill_(1.0)
+        if name.endswith(("attention.out.weight", "feed_forward.down.weight")):
+            return weight.zero_()
+        digest = hashlib.sha256(f"{self._seed}/{name}".encode()).digest()
+        source = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big"))
+        return weight.normal_(std=0.02 if name == "embedding.weight" else weight.shape[1] ** -0.5, generator=source)
 
     @torch.no_grad()
     def generate(self, prompt: list[int], count: int, *, temperature: float = 0.8, seed: int = 0) -> list[int]:
@@ -66,71 +109,65 @@ class Block(nn.Module):
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.attention = Attention(settings.width, settings.heads)
-        self.feed_forward = FeedForward(settings.width)
+        self.attention_norm = norm(settings)
+        self.attention = Attention(settings)
+        self.feed_forward_norm = norm(settings)
+        self.feed_forward = FeedForward(settings)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        x = x + self.attention(norm(x), rotation)
-        added: Tensor = self.feed_forward(norm(x))
+        x = x + self.attention(self.attention_norm(x), rotation)
+        added: Tensor = self.feed_forward(self.feed_forward_norm(x))
         return x + added
 
 
 class Attention(nn.Module):
-    """Causal self-attention. Queries and keys are normalised, which keeps the logits bounded at high learning rates."""
+    """Causal self-attention, several heads of queries to each of keys and values.
 
-    def __init__(self, width: int, heads: int) -> None:
+    The number of heads is that of the projections' outputs: under tensor parallelism those of this rank.
+    """
+
+    def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.heads = heads
-        self.queries_keys_values = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.size = settings.width // settings.heads
+        self.normalize = settings.query_key_norm
+        self.epsilon = settings.norm_epsilon
+        shared = (settings.kv_heads or settings.heads) * self.size
+        self.queries = nn.Linear(settings.width, settings.width, bias=False)
+        self.keys = nn.Linear(settings.width, shared, bias=False)
+        self.values = nn.Linear(settings.width, shared, bias=False)
+        self.out = nn.Linear(settings.width, settings.width, bias=False)
 
     def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        batch, time, width = x.shape
-        heads = self.queries_keys_values(x).view(batch, time, 3, self.heads, width // self.heads)
-        queries, keys, values = heads.permute(2, 0, 3, 1, 4)  # each (batch, heads, time, size of a head)
-        queries, keys = norm(rotate(queries, *rotation)), norm(rotate(keys, *rotation))
-        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+        queries, keys, values = (self._heads(project(x)) for project in (self.queries, self.keys, self.values))
+        queries, keys = rotate(queries, *rotation), rotate(keys, *rotation)
+        if self.normalize:
+            queries, keys = (F.rms_norm(heads, (self.size,), eps=self.epsilon) for heads in (queries, keys))
+        grouped = keys.shape[1] != queries.shape[1]
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=grouped)
+        projected: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return projected
+
+    def _heads(self, projected: Tensor) -> Tensor:
+        """(batch, time, heads x size) as (batch, heads, time, size)."""
+        return projected.view(*projected.shape[:2], -1, self.size).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
-    """Two layers with a squared ReLU between them."""
+    """Two layers with a squared ReLU between them (Primer, So et al. 2021), or SwiGLU's three (Shazeer 2020)."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
-        self.up = nn.Linear(width, 4 * width, bias=False)
-        self.down = nn.Linear(4 * width, width, bias=False)
+        inner = settings.feed_forward or 4 * settings.width
+        self.gate = nn.Linear(settings.width, inner, bias=False) if settings.activation == "swiglu" else None
+        self.up = nn.Linear(settings.width, inner, bias=False)
+        self.down = nn.Linear(inner, settings.width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        projected: Tensor = self.down(F.relu(self.up(x)).square())
+        inner = F.relu(self.up(x)).square() if self.gate is None else F.silu(self.gate(x)) * self.up(x)
+        projected: Tensor = self.down(inner)
         return projected
 
 
-def norm(x: Tensor) -> Tensor:
-    """Root-mean-square norm over the last dimension, without weights."""
-    return F.rms_norm(x, (x.shape[-1],))
-
-
-def rotations(context: int, size: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (context, size / 2) of the angles by which position turns each pair of a head's dimensions."""
-    frequencies = 10_000.0 ** (-torch.arange(0, size, 2) / size)
-    angles = torch.outer(torch.arange(context), frequencies)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn the pairs (i, i + size / 2) of the last dimension."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).type_as(x)
-
-
-def initialize(module: nn.Module) -> None:
-    """Every layer keeps the size of its input, and every block starts as the identity, whatever the depth."""
-    if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=module.in_features**-0.5)
-    elif isinstance(module, nn.Embedding):
-        nn.init.normal_(module.weight, std=0.02)
-    elif isinstance(module, Block):
-        nn.init.zeros_(module.attention.out.weight)
-        nn.init.zeros_(module.feed_forward.down.weight)
+def norm(settings: ModelSettings) -> nn.RMSNorm:
+    """Root-mean-square norm over the residual stream."""
+    return nn.RMSNorm(settings.width, eps=settings.norm_epsilon, elementwise_affine=settings.norm_weights)
