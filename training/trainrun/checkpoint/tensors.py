@@ -1,29 +1,76 @@
-"""What a checkpoint holds, as tensors by name::
+"""A model and its optimizer in parts, where they consist of plain tensors and DTensors::
 
     model/<parameter or buffer>                    canonical name, without the prefixes of wrappers
     optimizer/<parameter>/<key>                    the optimizer's state, by parameter name, never by number
-    rng/<rank>/torch|numpy|python|<device>         random streams of each rank
 
-Small values that are no tensors go beside them under the same names.
+Small values of the optimizer that are no tensors go beside them under the same names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from trainrun.checkpoint.parts import Part, whole
 from trainrun.config import ConfigError
+from trainrun.ranks import Ranks
 
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Names that DDP, torch.compile, activation checkpointing and FSDP put into a parameter's path."""
 
 Named = dict[str, Tensor]
 Values = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Which ranks hold which part of a tensor.
+
+    Attributes:
+        ranks: all of them; a plain tensor is the same on each.
+        mesh: the same ranks by what they share; DTensors live on it or on some of its dimensions. None when there are none.
+    """
+
+    ranks: Ranks
+    mesh: DeviceMesh | None
+
+    def part(self, name: str, tensor: Tensor) -> Part:
+        """This rank's part of a tensor."""
+        tensor = tensor.detach()
+        if not isinstance(tensor, DTensor):
+            return whole(name, tensor, copies=self.ranks.size, copy=self.ranks.rank)
+        shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        local = tensor.to_local()
+        assert tuple(local.shape) == shape, f"{name}: {tuple(local.shape)} lies here, {shape} should"
+        copies, copy = self._copies(tensor)
+        return Part(name, local, tuple(tensor.shape), start, copies, copy)
+
+    def _copies(self, tensor: DTensor) -> tuple[int, int]:
+        """How many ranks hold what this one does, and which of them this is: along dimensions that do not shard it."""
+        mesh = tensor.device_mesh
+        sharding = {d for d, placement in enumerate(tensor.placements) if not isinstance(placement, Replicate)}
+        if mesh.size() < self.ranks.size:  # on some dimensions of the mesh: the same along the others
+            assert self.mesh is not None and self.mesh.mesh_dim_names and mesh.mesh_dim_names, "a mesh of unnamed dimensions"
+            sharding = {self.mesh.mesh_dim_names.index(mesh.mesh_dim_names[d]) for d in sharding}
+            mesh = self.mesh
+        assert mesh.size() == self.ranks.size and not any(p.is_partial() for p in tensor.placements)
+        coordinate = mesh.get_coordinate()
+        assert coordinate is not None
+        copies, copy = 1, 0
+        for dimension, size in enumerate(mesh.shape):
+            if dimension not in sharding:
+                copies, copy = copies * size, copy * size + coordinate[dimension]
+        return copies, copy
 
 
 def canonical(name: str) -> str:
@@ -48,6 +95,96 @@ def model_tensors(model: nn.Module) -> Named:
             seen.add(id(tensor))
             tensors[f"model/{canonical(name)}"] = tensor.detach()
     return tensors
+
+
+def model_parts(model: nn.Module, arrangement: Arrangement) -> list[Part]:
+    """This rank's parts of the model; raises as `model_tensors`."""
+    return [arrangement.part(name, tensor) for name, tensor in model_tensors(model).items()]
+
+
+def optimizer_parts(optimizer: torch.optim.Optimizer, model: nn.Module, arrangement: Arrangement) -> list[Part]:
+    """This rank's parts of the optimizer's state.
+
+    Raises:
+        ConfigError: the optimizer has a parameter that is not the model's.
+    """
+    state = _state_by_name(optimizer, model)
+    return [arrangement.part(name, value) for name, value in state.items() if isinstance(value, Tensor)]
+
+
+def optimizer_targets(optimizer: torch.optim.Optimizer, model: nn.Module, wanted: Named, arrangement: Arrangement) -> list[Part]:
+    """Replace the optimizer's state by empty tensors to restore into.
+
+    State of a parameter's shape comes to lie as the parameter does, other state (step counters) is whole on each rank.
+
+    Args:
+        optimizer: keeps its hyperparameters.
+        model: whose parameters it has.
+        wanted: names, shapes and types of the state, on the meta device.
+        arrangement: of the parameters.
+
+    Raises:
+        ConfigError: state is wanted for parameters that the model or the optimizer has not.
+    """
+    groups = _groups_by_name(optimizer, model)
+    _require_trained(wanted, groups)
+    optimizer.state.clear()
+    for name, kind in wanted.items():
+        parameter_name, key = _split(name)
+        parameter, group = groups[parameter_name]
+        optimizer.state[parameter][key] = _empty_state(key, kind, parameter, group)
+    return optimizer_parts(optimizer, model, arrangement)
+
+
+def optimizer_values(optimizer: torch.optim.Optimizer, model: nn.Module) -> Values:
+    """What the optimizer keeps by parameter that is no tensor, such as a step counter of its own."""
+    return {name: value for name, value in _state_by_name(optimizer, model).items() if not isinstance(value, Tensor)}
+
+
+def load_optimizer_values(optimizer: torch.optim.Optimizer, model: nn.Module, values: Values) -> None:
+    """Put back what `optimizer_values` took, beside the state that `optimizer_targets` made; raises as that."""
+    groups = _groups_by_name(optimizer, model)
+    mine = {name: value for name, value in values.items() if name.startswith("optimizer/")}
+    _require_trained(mine, groups)
+    for name, value in mine.items():
+        parameter_name, key = _split(name)
+        optimizer.state[groups[parameter_name][0]][key] = value
+
+
+def _state_by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    names: dict[Tensor, str] = {parameter: canonical(name) for name, parameter in model.named_parameters()}
+    state = {}
+    for parameter, values in optimizer.state.items():
+        if parameter not in names:
+            raise ConfigError([f"The optimizer has a parameter of shape {tuple(parameter.shape)} that the model has not."])
+        state.update({f"optimizer/{names[parameter]}/{key}": value for key, value in values.items()})
+    return state
+
+
+def _groups_by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, tuple[Tensor, dict[str, Any]]]:
+    """The parameters that the optimizer has, each with its group."""
+    groups = {parameter: group for group in optimizer.param_groups for parameter in group["params"]}
+    return {canonical(name): (p, groups[p]) for name, p in model.named_parameters() if p in groups}
+
+
+def _require_trained(names: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
+    unknown = sorted({_split(name)[0] for name in names} - trained.keys())
+    if unknown:
+        raise ConfigError([f"The checkpoint has optimizer state for what is not trained here: {', '.join(unknown)}."])
+
+
+def _split(name: str) -> tuple[str, str]:
+    """``optimizer/<parameter>/<key>`` as parameter and key."""
+    parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
+    return parameter, key
+
+
+def _empty_state(key: str, kind: Tensor, parameter: Tensor, group: dict[str, Any]) -> Tensor:
+    if key != "step" and kind.shape == parameter.shape:
+        return torch.empty_like(parameter.detach(), dtype=kind.dtype)
+    # torch keeps a step counter on the CPU unless the update itself runs on the device
+    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
+    return torch.empty(kind.shape, dtype=kind.dtype, device="cpu" if on_host else parameter.device)
 
 
 def model_digest(model: nn.Module) -> str:

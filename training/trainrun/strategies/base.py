@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from trainrun.checkpoint.parts import Part
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 
@@ -59,3 +60,46 @@ class Strategy(abc.ABC):
         Returns:
             The norm of the whole gradient before clipping, on the device; not finite when the step was skipped.
         """
+
+    @abc.abstractmethod
+    def model_parts(self) -> list[Part]:
+        """What of the model (parameters and persistent buffers, in fp32 where they train in fp32) is on this rank.
+
+        Raises:
+            ConfigError: the model keeps something in its state that is no tensor.
+        """
+
+    @abc.abstractmethod
+    def optimizer_parts(self, optimizer: torch.optim.Optimizer) -> list[Part]:
+        """What of the optimizer's state is on this rank: nothing before the first step.
+
+        Raises:
+            ConfigError: the optimizer has a parameter that is not the model's.
+        """
+
+    @abc.abstractmethod
+    def optimizer_targets(self, optimizer: torch.optim.Optimizer, wanted: dict[str, Tensor]) -> list[Part]:
+        """Replace the optimizer's state by tensors to restore into, without taking a step; hyperparameters stay.
+
+        Args:
+            optimizer: as it was prepared.
+            wanted: state by name, as meta tensors that tell the shape of the whole and the type.
+
+        Raises:
+            ConfigError: state is wanted for what is not trained here.
+        """
+
+    def values(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """Small JSON values that belong to the state, equal on all ranks: "strategy/skipped", with fp16 "strategy/loss_scale"."""
+        return {"strategy/skipped": self.skipped}
+
+    def load_values(self, optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
+        """Go on from what `values` gave, of this or another strategy and precision; follows `optimizer_targets`."""
+        self.skipped = values.get("strategy/skipped", 0)
+
+    def restored(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Called on all ranks when parts and values have been restored: the place to update what depends on them."""
+
+    @abc.abstractmethod
+    def mesh_sizes(self) -> dict[str, int]:
+        """How the ranks are arranged: "replicate", "shard" and "tensor", as far as there are any; for the record."""

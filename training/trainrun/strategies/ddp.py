@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainrun.precision import autocast
-from trainrun.strategies.base import Strategy
 from trainrun.strategies.methods import Methods
+from trainrun.strategies.torch_state import TorchState
 
 
-class DDP(Strategy):
+class DDP(TorchState):
     """Replicas whose gradients are averaged over the ranks while the backward pass runs."""
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
