@@ -21,6 +21,7 @@ from trainrun.data.dataset import TRAIN, open_dataset
 from trainrun.data.stream import TokenStream
 from trainrun.metrics.console import step_line
 from trainrun.metrics.lines import MetricLines
+from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
 from trainrun.prepare import PreparedModel
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
@@ -82,15 +83,19 @@ class Run:
         self._norm = torch.zeros((), device=ranks.device)
         self._clock = _Clock()
 
-    def prepare(self, model: nn.Module, optimizer: AnyOptimizer) -> tuple[PreparedModel, AnyOptimizer]:
+    def prepare(
+        self, model: nn.Module, optimizer: AnyOptimizer, *, weights: Weights | None = None
+    ) -> tuple[PreparedModel, AnyOptimizer]:
         """Put the model on the device and make replicas of it on all ranks.
 
         Args:
             model: as made on every rank; rank 0's weights are sent to the others.
             optimizer: over the model's parameters. The learning rate of each of its groups is the peak of the schedule.
+            weights: where to read what the model has on the meta device; the model's own ``initial`` by default.
         """
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         self._strategy = strategy_of(self.settings, self.ranks)
+        self._strategy.weights = weights
         self._strategy.prepare(model, optimizer)
         prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch)
         seed_everything(stream_seed(self.settings.seed, self.ranks.rank, 0))  # from here on ranks draw apart (dropout)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainrun.checkpoint.parts import Part
+from trainrun.models.weights import Weights
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 
@@ -18,10 +19,13 @@ class Strategy(abc.ABC):
 
     Attributes:
         module: the user's model, once `prepare` has made it ready.
+        weights: where what the model has on the meta device is read from (`trainrun.models.weights`); by default its own
+            ``initial``. `Run.prepare` sets it.
         skipped: steps whose update was left out because their gradient was not finite (fp16 only), in this process.
     """
 
     module: nn.Module
+    weights: Weights | None = None
 
     def __init__(self, settings: TrainSettings, ranks: Ranks) -> None:
         self.settings, self.ranks = settings, ranks
@@ -31,7 +35,8 @@ class Strategy(abc.ABC):
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Put the model in its place on this rank, and let the optimizer's groups hold what is updated here.
 
-        The optimizer must not have taken a step yet. Rank 0's weights become those of all ranks.
+        The optimizer must not have taken a step yet. Rank 0's weights become those of all ranks; what is on the meta device
+        is read from ``weights``, by each rank what it needs.
 
         Raises:
             ConfigError: this model, this optimizer or this machine does not go with the strategy or the precision.

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainrun.models.weights import give_memory, on_meta, weights_of
 from trainrun.precision import autocast
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.torch_state import TorchState
@@ -17,6 +18,8 @@ class DDP(TorchState):
     """Replicas whose gradients are averaged over the ranks while the backward pass runs."""
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        if on_meta(model):
+            give_memory(model, weights_of(model, self.weights), self.ranks.device)
         self.module = model.to(self.ranks.device)
         self._replicas: DistributedDataParallel | None = None
         if self.ranks.size > 1:
