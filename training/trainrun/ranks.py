@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from trainrun import devices
 from trainrun.config import ConfigError
 
 
@@ -35,6 +36,8 @@ class Ranks:
     """For what waits on a store, which may take longer than a training step's collectives."""
     tensor_parallel: int = 1
     """Ranks that share one share of the data because they split each matrix product; neighbours by number."""
+    local_size: int = 1
+    """Ranks on this machine."""
 
     @property
     def data_rank(self) -> int:
@@ -83,10 +86,13 @@ class Ranks:
         return tensor
 
     def set_timeout(self, seconds: float) -> None:
-        """How long the training's and the control group's collectives wait from now on."""
-        for group in (dist.group.WORLD, self.control) if self.size > 1 else ():
-            assert group is not None
-            group.set_timeout(timedelta(seconds=seconds))
+        """How long collectives wait from now on: those of every group there is now, but for the storage group's.
+
+        Meshes (fsdp2, tensor parallelism) and DeepSpeed make groups of their own, which only PyTorch's register knows.
+        """
+        for group in list(dist.distributed_c10d._world.pg_map) if self.size > 1 else ():
+            if group is not self.storage:
+                group.set_timeout(timedelta(seconds=seconds))
 
 
 def join(*, timeout_seconds: float, storage_timeout_seconds: float, tensor_parallel: int = 1) -> Ranks:
@@ -98,23 +104,19 @@ def join(*, timeout_seconds: float, storage_timeout_seconds: float, tensor_paral
         tensor_parallel: ranks that split each matrix product.
 
     Raises:
-        ConfigError: the ranks cannot be divided so.
+        ConfigError: the ranks cannot be divided so, or there are fewer accelerators than ranks on this machine.
     """
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
     if size % tensor_parallel:
         raise ConfigError([f"sharding.tensor_parallel is {tensor_parallel}, which does not divide the {size} ranks."])
-    device = torch.device("cpu")
-    accelerator = torch.accelerator.current_accelerator()
-    if accelerator is not None and torch.accelerator.is_available():
-        device = torch.device(accelerator.type, local_rank)
-        torch.accelerator.set_device_index(local_rank)
+    device = devices.of_rank(local_rank=local_rank, local_size=local_size)
     if size == 1:
-        return Ranks(rank, size, local_rank, device, None, None, tensor_parallel)
-    backend = "gloo" if device.type == "cpu" else f"cpu:gloo,{device.type}:{dist.get_default_backend_for_device(device)}"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
+        return Ranks(rank, size, local_rank, device, None, None, tensor_parallel, local_size)
+    dist.init_process_group(devices.backend(device), timeout=timedelta(seconds=timeout_seconds))
     control = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
     storage = dist.new_group(backend="gloo", timeout=timedelta(seconds=storage_timeout_seconds))
-    return Ranks(rank, size, local_rank, device, control, storage, tensor_parallel)
+    return Ranks(rank, size, local_rank, device, control, storage, tensor_parallel, local_size)
 
 
 def leave() -> None:
