@@ -2,6 +2,7 @@
 them at synth, the node reads them at start."""
 
 from trainrun.settings.checkpoint import CheckpointSettings
+from trainrun.settings.finetune import FineTuneSettings
 from trainrun.settings.model import ModelSettings
 from trainrun.settings.optimizer import OptimizerSettings
 from trainrun.settings.profile import ProfileSettings
@@ -10,6 +11,7 @@ from trainrun.settings.train import TrainSettings
 
 __all__ = [
     "CheckpointSettings",
+    "FineTuneSettings",
     "ModelSettings",
     "OptimizerSettings",
     "ProfileSettings",

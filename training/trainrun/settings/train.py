@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from trainrun.config import ConfigError
 from trainrun.settings.checkpoint import CheckpointSettings
+from trainrun.settings.finetune import FineTuneSettings
 from trainrun.settings.model import ModelSettings
 from trainrun.settings.optimizer import OptimizerSettings
 from trainrun.settings.profile import ProfileSettings
@@ -15,6 +16,8 @@ from trainrun.settings.sharding import ShardingSettings
 
 Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+
+DEFAULT_BATCH_TOKENS = 16384
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
@@ -26,15 +29,18 @@ class TrainSettings:
     run: str = "run"
     """Name of the run; a node takes it from the RunSpec. The same name resumes, another starts anew."""
     data: str = ""
-    """URL or directory of the token dataset that is trained on, as `trainrun tokens` wrote it."""
+    """URL or directory of the dataset that is trained on, as `trainrun tokens` or `trainrun examples` wrote it."""
     steps: int = 1000
     """Optimizer steps in all."""
-    batch_tokens: int = 16384
+    batch_tokens: int = DEFAULT_BATCH_TOKENS
     """Tokens per optimizer step over all ranks: a multiple of sequence_length. The number of ranks does not change it."""
+    batch_examples: int = 0
+    """Examples per optimizer step over all ranks, instead of batch_tokens, when the data are examples (fine-tuning)."""
     micro_batch: int | Literal["auto"] = 8
     """Most sequences per rank in one forward pass; what a rank has beyond it is accumulated. "auto" measures before training
     how many fit into memory, on all ranks alike."""
     sequence_length: int = 256
+    """Tokens per sequence; examples are cut to as many and may be shorter."""
     strategy: Strategy = "auto"
     """How the model is spread over the ranks: a replica on each (ddp), sharded by PyTorch (fsdp2), or by DeepSpeed's ZeRO stage
     1 to 3. "auto" takes the one with the least communication that fits into memory, and says why."""
@@ -60,6 +66,7 @@ class TrainSettings:
     the rest (bucket sizes and the like) is handed to DeepSpeed."""
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    finetune: FineTuneSettings = field(default_factory=FineTuneSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     profile: ProfileSettings = field(default_factory=ProfileSettings)
@@ -76,7 +83,14 @@ class TrainSettings:
         for name in ("steps", "batch_tokens", "micro_batch", "sequence_length", "log_every"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 problems.append(f"{name} is {getattr(self, name)}. Allowed: 1 or more.")
-        if self.sequence_length >= 1 and self.batch_tokens % self.sequence_length:
+        if self.batch_examples < 0:
+            problems.append(f"batch_examples is {self.batch_examples}. Allowed: 0 (batch_tokens counts) or more.")
+        if self.batch_examples > 0 and self.batch_tokens != DEFAULT_BATCH_TOKENS:
+            problems.append(
+                f"batch_tokens is {self.batch_tokens} and batch_examples {self.batch_examples}, but a step has one size. Remove "
+                "batch_tokens if the data are examples, and batch_examples if they are one stream of tokens."
+            )
+        elif self.batch_examples == 0 and self.sequence_length >= 1 and self.batch_tokens % self.sequence_length:
             problems.append(
                 f"batch_tokens is {self.batch_tokens}, not a multiple of sequence_length ({self.sequence_length}). "
                 f"The nearest that is: {max(1, round(self.batch_tokens / self.sequence_length)) * self.sequence_length}."
