@@ -1,7 +1,8 @@
-"""The stream of micro-batches that a training loop reads: each rank's share of every global batch."""
+"""The streams of micro-batches that a training loop reads: each rank's share of every global batch."""
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,58 +11,42 @@ import torch
 
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
-from trainrun.data.order import sequence_at
+from trainrun.data.order import Indices, sequence_at
 from trainrun.ranks import Ranks
 
 
-class TokenStream:
-    """Batches of ``batch_tokens`` over all ranks, however many there are; the state is one position.
+class Stream(abc.ABC):
+    """Batches of the same number of sequences at every step, over all ranks, however many there are.
+
+    The state is one position: that of the first sequence of the present step in the order of `trainrun.data.order`.
 
     Args:
-        tokens: the training split.
-        vocabulary: token ids are below it; for whoever builds a model.
-        fingerprint: identifies the dataset across restarts.
-        batch_tokens: tokens per optimizer step over all ranks.
-        sequence_length: tokens per sequence.
+        batch: sequences per optimizer step over all ranks; a multiple of ``ranks.data_size``.
         micro_batch: most sequences per rank in one forward pass.
-        seed: of the order.
-
-    Raises:
-        ConfigError: the batch does not divide among the ranks, or the dataset is shorter than one sequence.
+        identity: what gives a position its meaning, by name: a checkpoint with another one cannot be resumed.
     """
 
-    def __init__(
-        self,
-        tokens: np.ndarray[Any, np.dtype[Any]],
-        *,
-        vocabulary: int,
-        fingerprint: str,
-        batch_tokens: int,
-        sequence_length: int,
-        micro_batch: int,
-        seed: int,
-        ranks: Ranks,
-    ) -> None:
-        self.vocabulary = vocabulary
-        self.sequence_length = sequence_length
+    vocabulary: int
+    """Token ids are below it; for whoever builds a model."""
+    sequence_length: int
+    """Most tokens that a sequence gives to the model."""
+
+    def __init__(self, *, batch: int, micro_batch: int, ranks: Ranks, identity: dict[str, Any]) -> None:
+        assert batch % ranks.data_size == 0
         self.position = 0
         """Sequences consumed so far, over all ranks."""
-        self.sequences = (len(tokens) - 1) // sequence_length
-        if self.sequences < 1:
-            raise ConfigError(
-                [f"The dataset has {len(tokens)} tokens, a sequence needs {sequence_length + 1}. Set sequence_length lower."]
-            )
-        self._batch = _sequences_per_step(batch_tokens, sequence_length)
-        self._share = _sequences_per_rank(self._batch, sequence_length, ranks.data_size)
-        self._micro_batch = micro_batch
-        self._tokens, self._seed, self._ranks = tokens, seed, ranks
-        self._identity = {"fingerprint": fingerprint, "sequence_length": sequence_length, "seed": seed}
+        self._batch, self._share = batch, batch // ranks.data_size
+        self._micro_batch, self._ranks, self._identity = micro_batch, ranks, identity
         self._given = 0
 
     @property
+    @abc.abstractmethod
     def valid_tokens(self) -> int:
-        """Valid targets of the present step over all ranks: every target of a packed dataset is one."""
-        return self._batch * self.sequence_length
+        """Valid targets of the present step over all ranks, known on each without asking the others."""
+
+    @abc.abstractmethod
+    def _batch_at(self, positions: Indices) -> Batch:
+        """The sequences at these positions of the order, on the rank's device."""
 
     @property
     def complete(self) -> bool:
@@ -101,7 +86,54 @@ class TokenStream:
             )
         self.position = int(state["position"])
 
-    def _batch_at(self, positions: np.ndarray[Any, np.dtype[np.uint64]]) -> Batch:
+
+class TokenStream(Stream):
+    """Sequences of one length, cut from a stream of tokens.
+
+    Args:
+        tokens: the training split.
+        vocabulary: token ids are below it; for whoever builds a model.
+        fingerprint: identifies the dataset across restarts.
+        batch_tokens: tokens per optimizer step over all ranks.
+        sequence_length: tokens per sequence.
+        micro_batch: most sequences per rank in one forward pass.
+        seed: of the order.
+
+    Raises:
+        ConfigError: the batch does not divide among the ranks, or the dataset is shorter than one sequence.
+    """
+
+    def __init__(
+        self,
+        tokens: np.ndarray[Any, np.dtype[Any]],
+        *,
+        vocabulary: int,
+        fingerprint: str,
+        batch_tokens: int,
+        sequence_length: int,
+        micro_batch: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        batch = _sequences_per_step(batch_tokens, sequence_length)
+        _check_share(batch, sequence_length, ranks.data_size)
+        identity = {"fingerprint": fingerprint, "sequence_length": sequence_length, "seed": seed}
+        super().__init__(batch=batch, micro_batch=micro_batch, ranks=ranks, identity=identity)
+        self.vocabulary = vocabulary
+        self.sequence_length = sequence_length
+        self.sequences = (len(tokens) - 1) // sequence_length
+        if self.sequences < 1:
+            raise ConfigError(
+                [f"The dataset has {len(tokens)} tokens, a sequence needs {sequence_length + 1}. Set sequence_length lower."]
+            )
+        self._tokens, self._seed = tokens, seed
+
+    @property
+    def valid_tokens(self) -> int:
+        """Every target of a packed dataset is valid."""
+        return self._batch * self.sequence_length
+
+    def _batch_at(self, positions: Indices) -> Batch:
         starts = sequence_at(positions, count=self.sequences, seed=self._seed).astype(np.int64) * self.sequence_length
         taken = self._tokens[starts[:, None] + np.arange(self.sequence_length + 1)]
         both = torch.from_numpy(taken.astype(np.int64)).to(self._ranks.device)
@@ -114,7 +146,7 @@ def _sequences_per_step(batch_tokens: int, sequence_length: int) -> int:
     return batch_tokens // sequence_length
 
 
-def _sequences_per_rank(batch: int, sequence_length: int, world: int) -> int:
+def _check_share(batch: int, sequence_length: int, world: int) -> None:
     if batch % world:
         worlds = ", ".join(str(n) for n in range(1, min(batch, 64) + 1) if batch % n == 0)
         near = max(1, round(batch / world)) * world * sequence_length
@@ -124,4 +156,3 @@ def _sequences_per_rank(batch: int, sequence_length: int, world: int) -> int:
                 f"among {world} ranks. Allowed numbers of ranks: {worlds}. Or set batch_tokens to {near}."
             ]
         )
-    return batch // world

@@ -1,0 +1,111 @@
+"""Reading ahead changes nothing but the time that the loop waits."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from trainrun.data.batch import Batch
+from trainrun.data.feed import Feed, Positions
+from trainrun.ranks import Ranks
+
+
+class Numbers(Feed):
+    """Position p stands for the number p. Remembers which thread read what."""
+
+    def __init__(self, *, rank: int = 0, seconds: float = 0.0) -> None:
+        super().__init__(batch=8, share=4, micro_batch=2, ranks=Ranks(rank, 2, rank, torch.device("cpu"), None, None))
+        self.seconds = seconds
+        self.read_by: list[tuple[str, list[int]]] = []
+
+    @property
+    def valid_tokens(self) -> int:
+        return 8
+
+    def _read(self, positions: Positions) -> tuple[Tensor, ...]:
+        time.sleep(self.seconds)
+        self.read_by.append((threading.current_thread().name.split("_")[0], positions.tolist()))
+        return (torch.from_numpy(positions.astype(np.int64)),)
+
+    def _as_batch(self, *tensors: Tensor) -> Batch:
+        return Batch(inputs=tensors[0], targets=tensors[0])
+
+
+def step(feed: Numbers) -> list[list[int]]:
+    found = [batch.inputs.tolist() for batch in feed.micro_batches()]
+    feed.advance()
+    return found
+
+
+def test_all_but_the_first_micro_batch_is_read_ahead_also_into_the_next_step() -> None:
+    feed = Numbers(rank=1)
+    assert [step(feed), step(feed)] == [[[4, 5], [6, 7]], [[12, 13], [14, 15]]]
+    threads = {tuple(positions): thread for thread, positions in feed.read_by}
+    assert threads.pop((4, 5)) == "MainThread"
+    assert set(threads.values()) == {"feed"}
+
+
+def test_data_04_the_position_counts_what_was_trained_not_what_was_read() -> None:
+    feed = Numbers()
+    for _ in feed.micro_batches():
+        assert feed.position == 0
+    feed.advance()
+    assert feed.position == 8
+
+
+@pytest.mark.parametrize("position", [0, 8, 3, 80])
+def test_what_was_read_ahead_of_another_position_is_thrown_away(position: int) -> None:
+    feed = Numbers()
+    step(feed)
+    feed.position = position
+    assert step(feed) == [[position, position + 1], [position + 2, position + 3]]
+
+
+def test_a_step_that_is_begun_again_gives_the_same() -> None:
+    feed = Numbers()
+    next(feed.micro_batches())
+    assert step(feed) == [[0, 1], [2, 3]]
+
+
+def test_the_micro_batch_may_change_between_steps() -> None:
+    feed = Numbers()
+    step(feed)
+    feed.set_micro_batch(4)
+    assert step(feed) == [[8, 9, 10, 11]]
+    feed.set_micro_batch(3)
+    assert step(feed) == [[16, 17, 18], [19]]
+
+
+def test_a_sample_moves_nothing_on() -> None:
+    feed = Numbers(rank=1)
+    assert feed.sample(3).inputs.tolist() == [4, 5, 6]
+    assert step(feed) == [[4, 5], [6, 7]]
+
+
+def test_waiting_is_what_is_left_of_reading_when_the_model_was_busy() -> None:
+    feed = Numbers(seconds=0.05)
+    batches = feed.micro_batches()
+    next(batches)
+    assert feed.waited >= 0.05  # nobody could read ahead of the first
+    first = feed.waited
+    time.sleep(0.2)
+    next(batches)
+    assert feed.waited - first < 0.04
+
+
+def test_a_failure_while_reading_ahead_is_raised_where_the_batch_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    feed = Numbers()
+
+    def fail(positions: Positions) -> tuple[Tensor, ...]:
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(feed, "_read_pinned", fail)
+    batches = feed.micro_batches()
+    assert next(batches).inputs.tolist() == [0, 1]
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(batches)
