@@ -12,8 +12,12 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences of token ids, (sequences, length) int64 each, on the rank's device."""
+    """Sequences of token ids on the rank's device, all int64."""
 
     inputs: Tensor
+    """(sequences, length)"""
     targets: Tensor
-    """The token after each input, or `IGNORED`."""
+    """(sequences, length): the token after each input (or the one that was masked there), or `IGNORED`; (sequences,): the class
+    of each."""
+    present: Tensor | None = None
+    """(sequences, length): 1 for a token, 0 for padding at a sequence's end; None when there is no padding."""

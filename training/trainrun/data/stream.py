@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import abc
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
-from trainrun.data.order import Indices, sequence_at
+from trainrun.data.feed import Feed, Positions
+from trainrun.data.order import sequence_at
 from trainrun.ranks import Ranks
 
 
-class Stream(abc.ABC):
-    """Batches of the same number of sequences at every step, over all ranks, however many there are.
-
-    The state is one position: that of the first sequence of the present step in the order of `trainrun.data.order`.
+class Stream(Feed):
+    """A feed of one dataset, whose place a checkpoint can keep.
 
     Args:
         batch: sequences per optimizer step over all ranks; a multiple of ``ranks.data_size``.
@@ -29,43 +27,11 @@ class Stream(abc.ABC):
     vocabulary: int
     """Token ids are below it; for whoever builds a model."""
     sequence_length: int
-    """Most tokens that a sequence gives to the model."""
+    """Most tokens of a sequence that are given to the model."""
 
     def __init__(self, *, batch: int, micro_batch: int, ranks: Ranks, identity: dict[str, Any]) -> None:
-        assert batch % ranks.data_size == 0
-        self.position = 0
-        """Sequences consumed so far, over all ranks."""
-        self._batch, self._share = batch, batch // ranks.data_size
-        self._micro_batch, self._ranks, self._identity = micro_batch, ranks, identity
-        self._given = 0
-
-    @property
-    @abc.abstractmethod
-    def valid_tokens(self) -> int:
-        """Valid targets of the present step over all ranks, known on each without asking the others."""
-
-    @abc.abstractmethod
-    def _batch_at(self, positions: Indices) -> Batch:
-        """The sequences at these positions of the order, on the rank's device."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether all micro-batches of the present step were given out, the last of them included."""
-        return self._given == self._share
-
-    def micro_batches(self) -> Iterator[Batch]:
-        """This rank's share of the present step. `trainrun.run.Run.step` moves on to the next."""
-        first = self.position + self._ranks.data_rank * self._share
-        self._given = 0
-        for start in range(0, self._share, self._micro_batch):
-            stop = min(start + self._micro_batch, self._share)
-            self._given = stop
-            yield self._batch_at(np.arange(first + start, first + stop, dtype=np.uint64))
-
-    def advance(self) -> None:
-        """Move on to the next step."""
-        self.position += self._batch
-        self._given = 0
+        super().__init__(batch=batch, share=batch // ranks.data_size, micro_batch=micro_batch, ranks=ranks)
+        self._identity = identity
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint records; the same on all ranks and for any number of them."""
@@ -133,10 +99,13 @@ class TokenStream(Stream):
         """Every target of a packed dataset is valid."""
         return self._batch * self.sequence_length
 
-    def _batch_at(self, positions: Indices) -> Batch:
+    def _read(self, positions: Positions) -> tuple[Tensor, ...]:
         starts = sequence_at(positions, count=self.sequences, seed=self._seed).astype(np.int64) * self.sequence_length
         taken = self._tokens[starts[:, None] + np.arange(self.sequence_length + 1)]
-        both = torch.from_numpy(taken.astype(np.int64)).to(self._ranks.device)
+        return (torch.from_numpy(taken.astype(np.int64)),)
+
+    def _as_batch(self, *tensors: Tensor) -> Batch:
+        (both,) = tensors
         return Batch(inputs=both[:, :-1], targets=both[:, 1:])
 
 
