@@ -7,6 +7,7 @@ Plain PyTorch, to be read and changed. ``loss`` returns the sum over the batch's
 from __future__ import annotations
 
 import hashlib
+import math
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,9 @@ class GPT(nn.Module):
         self.embedding_norm = norm(settings) if settings.embedding_norm else nn.Identity()
         self.blocks = nn.ModuleList(Block(settings) for _ in range(settings.layers))
         self.norm = norm(settings)
-        self.head = None if settings.tied else nn.Linear(settings.width, rows, bias=False)
+        self.head = nn.Linear(settings.width, rows, bias=False)
+        if settings.tied:
+            self.head.weight = self.embedding.weight
         cosine, sine = rotations(context, settings)
         self.register_buffer("cosine", cosine, persistent=False)
         self.register_buffer("sine", sine, persistent=False)
@@ -59,14 +62,46 @@ class GPT(nn.Module):
         rotation = self.cosine[: tokens.shape[1]], self.sine[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, rotation)
-        x = self.norm(x)
-        logits: Tensor = F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        logits: Tensor = self.head(self.norm(x))
         return logits
 
     def loss(self, batch: Batch) -> Tensor:
         """Sum of the cross-entropies, in nats, of the batch's valid tokens."""
         logits = self(batch.inputs).float()
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+    def tensor_parallel_plan(self, ranks: int) -> dict[str, str]:
+        """How ``ranks`` ranks split the model; the words are those of `trainrun.strategies.tensor_parallel.split`.
+
+        Heads, feed-forward columns and the vocabulary are divided; all else is the same on each.
+
+        Raises:
+            ConfigError: heads or feed-forward columns cannot be divided by ``ranks``.
+        """
+        heads, shared = self.settings.heads, self.settings.kv_heads or self.settings.heads
+        inner = self.settings.feed_forward or 4 * self.settings.width
+        common = math.gcd(heads, shared, inner)
+        if common % ranks:
+            allowed = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
+            raise ConfigError(
+                [
+                    f"sharding.tensor_parallel is {ranks}, which does not divide the model's {heads} heads, {shared} kv_heads and "
+                    f"{inner} feed_forward columns. Allowed for this model: {allowed}."
+                ]
+            )
+        return {
+            "embedding": "vocabulary",
+            "blocks.*.attention": "input",
+            "blocks.*.attention.queries": "columns",
+            "blocks.*.attention.keys": "columns",
+            "blocks.*.attention.values": "columns",
+            "blocks.*.attention.out": "rows",
+            "blocks.*.feed_forward": "input",
+            "blocks.*.feed_forward.gate": "columns",
+            "blocks.*.feed_forward.up": "columns",
+            "blocks.*.feed_forward.down": "rows",
+            "head": "columns, gathered",
+        }
 
     def initial(self, name: str) -> Tensor:
         """The whole of a parameter or buffer before the first step: fp32, on the CPU, the same on every rank.
