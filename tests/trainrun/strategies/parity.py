@@ -200,11 +200,14 @@ class MaskedStream(TokenStream):
         positions = np.arange(self.position, self.position + self._batch)
         return int(_valid(positions, self.sequence_length).sum())
 
-    def _batch_at(self, positions: np.ndarray[Any, np.dtype[np.uint64]]) -> Batch:
-        batch = super()._batch_at(positions)
-        targets = batch.targets.clone()
+    def _read(self, positions: np.ndarray[Any, np.dtype[np.uint64]]) -> tuple[Tensor, ...]:
+        (both,) = super()._read(positions)
+        targets = both[:, 1:].clone()
         _mask(targets, positions)
-        return Batch(inputs=batch.inputs, targets=targets)
+        return both[:, :-1], targets
+
+    def _as_batch(self, *tensors: Tensor) -> Batch:
+        return Batch(*tensors)
 
 
 # Comparison
