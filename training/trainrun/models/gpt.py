@@ -85,8 +85,8 @@ class GPT(nn.Module):
             allowed = ", ".join(str(n) for n in range(1, common + 1) if common % n == 0)
             raise ConfigError(
                 [
-                    f"sharding.tensor_parallel is {ranks}, which does not divide the model's {heads} heads, {shared} kv_heads and "
-                    f"{inner} feed_forward columns. Allowed for this model: {allowed}."
+                    f"sharding.tensor_parallel is {ranks}, which does not divide the model's {heads} heads, {shared} kv_heads "
+                    f"and {inner} feed_forward columns. Allowed for this model: {allowed}."
                 ]
             )
         return {
