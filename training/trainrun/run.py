@@ -129,7 +129,7 @@ class Run:
 
     def state(self, *, model: PreparedModel, optimizer: torch.optim.Optimizer, data: TokenStream | None = None) -> TrainState:
         """What checkpoints hold; call its ``resume()`` before the loop and its ``save()`` at the end of each step."""
-        self._state = TrainState(self, model=model.module, optimizer=optimizer, data=data)
+        self._state = TrainState(self, strategy=model.strategy, optimizer=optimizer, data=data)
         return self._state
 
     def steps(self) -> Iterator[int]:
@@ -155,7 +155,7 @@ class Run:
                 self._end_early()
         if self._state is not None:
             self._state.save(now=True)
-        digest = self._state.model_digest() if self._state is not None and self.ranks.first else ""
+        digest = self._state.model_digest() if self._state is not None else ""
         self.event("finished", model_sha256=digest)
         self._close()
 

@@ -4,7 +4,8 @@
     step-000000500/COMMIT.json                   written last, and only if there is none yet
 
 A checkpoint exists when its COMMIT exists. A shard is raw tensor bytes; everything about them is in the COMMIT, which
-is JSON and is checked before anything is believed. Nothing here is ever unpickled.
+is JSON and is checked before anything is believed. Nothing here is ever unpickled. A tensor lies in slices, in any
+number of shards and several to a shard; which ranks and which strategy wrote them makes no difference to a reader.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from trainrun.checkpoint.parts import cover
 from trainrun.config import ConfigError, from_mapping, to_mapping
 from trainrun.errors import CheckpointError
 from trainrun.store import Store
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 COMMIT = "COMMIT.json"
 
 DTYPES = {
@@ -45,7 +48,7 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """Where a tensor, or a slice of it, lies in a shard."""
+    """Where a slice of a tensor, or all of it, lies in a shard."""
 
     offset: int
     length: int
@@ -71,7 +74,8 @@ class Shard:
     """Relative to the run's folder."""
     length: int
     sha256: str
-    tensors: dict[str, Entry]
+    tensors: dict[str, tuple[Entry, ...]]
+    """The slices that it has of each tensor."""
     values: dict[str, Any] = field(default_factory=dict)
     """Small JSON values by name, beside the tensors."""
 
@@ -105,13 +109,14 @@ class Commit:
         """Length of all shards."""
         return sum(shard.length for shard in self.shards)
 
-    def pieces(self) -> dict[str, list[tuple[Shard, Entry]]]:
-        """All tensors: where each slice of them lies."""
-        found: dict[str, list[tuple[Shard, Entry]]] = {}
-        for shard in self.shards:
-            for name, entry in shard.tensors.items():
-                found.setdefault(name, []).append((shard, entry))
-        return found
+    def kinds(self) -> dict[str, Tensor]:
+        """Shape and type of each tensor, as a tensor on the meta device."""
+        entries = {name: entries[0] for shard in self.shards for name, entries in shard.tensors.items()}
+        return {name: torch.empty(e.shape, dtype=DTYPES[e.dtype], device="meta") for name, e in entries.items()}
+
+    def values(self) -> dict[str, Any]:
+        """The values of all shards."""
+        return {name: value for shard in self.shards for name, value in shard.values.items()}
 
     def to_json(self) -> str:
         """The document with its digest, keys sorted."""
@@ -171,9 +176,9 @@ def parse_commit(text: str, step: int) -> Commit:
         commit = from_mapping(Commit, mapping, source=name)
     except ConfigError as error:
         raise Damaged(f"{name} is not a COMMIT: {error.problems[0]}") from None
-    problems = [*_problems(commit, step), *(problem for shard in commit.shards for problem in _shard_problems(shard, commit))]
-    if problems:
-        raise Damaged(f"{name} contradicts itself: {problems[0]}")
+    problem = contradiction(commit, step)
+    if problem:
+        raise Damaged(f"{name} contradicts itself: {problem}")
     if commit.sha256 != _digest(mapping):
         raise Damaged(f"{name} is not what was written (sha256 differs)")
     return commit
@@ -185,23 +190,22 @@ def _digest(mapping: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _problems(commit: Commit, step: int) -> list[str]:
+def contradiction(commit: Commit, step: int) -> str | None:
+    """What cannot be in a commit of ``step``, whatever the shards hold; None when there is nothing."""
     if commit.step != step:
-        return [f"it says step {commit.step}"]
+        return f"it says step {commit.step}"
     if len(commit.shards) != commit.world or not commit.shards:
-        return [f"{commit.world} ranks wrote {len(commit.shards)} shards"]
-    return []
-
-
-def _shard_problems(shard: Shard, commit: Commit) -> list[str]:
-    match = _SHARD_KEY.fullmatch(shard.key)
-    if not match or int(match[1]) != commit.step or match[2] != commit.attempt:
-        return [f"the shard {shard.key!r} is not one of this attempt"]
-    return [
-        f"the tensor {name!r} does not fit in {shard.key}"
-        for name, entry in shard.tensors.items()
-        if not _fits(entry, shard.length)
-    ]
+        return f"{commit.world} ranks wrote {len(commit.shards)} shards"
+    slices: dict[str, list[Entry]] = {}
+    for shard in commit.shards:
+        match = _SHARD_KEY.fullmatch(shard.key)
+        if not match or int(match[1]) != commit.step or match[2] != commit.attempt:
+            return f"the shard {shard.key!r} is not one of this attempt"
+        for name, entries in shard.tensors.items():
+            if not entries or not all(_fits(entry, shard.length) for entry in entries):
+                return f"the tensor {name!r} does not fit in {shard.key}"
+            slices.setdefault(name, []).extend(entries)
+    return next((problem for name, entries in slices.items() if (problem := _incomplete(name, entries))), None)
 
 
 def _fits(entry: Entry, shard_length: int) -> bool:
@@ -211,3 +215,12 @@ def _fits(entry: Entry, shard_length: int) -> bool:
     if entry.dtype not in DTYPES or not inside or entry.offset < 0:
         return False
     return entry.length == math.prod(entry.extent) * DTYPES[entry.dtype].itemsize and entry.offset + entry.length <= shard_length
+
+
+def _incomplete(name: str, entries: list[Entry]) -> str | None:
+    """Whether slices are not of one tensor, leave something of it out, or hold something twice."""
+    first = entries[0]
+    alike = all((entry.shape, entry.dtype) == (first.shape, first.dtype) for entry in entries)
+    if not alike or not cover([entry.slice for entry in entries], first.shape):
+        return f"the slices of the tensor {name} do not make up a whole of {first.dtype} {list(first.shape)}"
+    return None

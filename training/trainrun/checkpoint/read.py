@@ -3,62 +3,69 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
 from trainrun.checkpoint.layout import DTYPES, Commit, Damaged, Entry, Shard, committed_steps, read_commit
+from trainrun.checkpoint.parts import Part, intersection, whole, within
 from trainrun.checkpoint.tensors import Named
 from trainrun.errors import CheckpointError
 from trainrun.store import Store, StoreKeyMissing
 
 CHUNK = 64 * 1024**2
-"""Most bytes that are read at once, single tensors that are larger excepted."""
+"""Most bytes that are read at once, single slices that are larger excepted."""
+
+GAP = 4096
+"""Unwanted bytes between two wanted ones that are read with them rather than asked for around."""
 
 T = TypeVar("T")
 
 
-def load_into(targets: Named, store: Store, commit: Commit) -> None:
-    """Overwrite each of ``targets`` with the commit's tensor of that name, put together from its slices.
+def load_into(targets: Iterable[Part], store: Store, commit: Commit) -> None:
+    """Overwrite ``targets`` with what the commit has of their tensors, whoever wrote it in whatever slices.
 
-    On a failure some targets have been overwritten and others not.
+    Only slices that hold something of a target are read, each once, whole, and checked. On a failure some targets have
+    been overwritten and others not.
 
     Raises:
-        Damaged: bytes are missing or are not those that were written, or slices do not cover a tensor.
+        Damaged: bytes are missing or are not those that were written, or a tensor is not there in this shape.
         StoreError: the store could not be read.
     """
-    pieces = commit.pieces()
-    for name in targets:
-        _check_cover(name, [entry for _, entry in pieces.get(name, [])])
+    wanted: dict[str, list[Part]] = {}
+    for part in targets:
+        wanted.setdefault(part.name, []).append(part)
+    kinds = commit.kinds()
+    for name, parts in wanted.items():
+        if name not in kinds or any(part.shape != kinds[name].shape for part in parts):
+            raise Damaged(f"the tensor {name} of shape {list(parts[0].shape)} is missing")
     for shard in commit.shards:
-        for name, entry, data in read_ranges(store, shard, [name for name in shard.tensors if name in targets]):
-            piece = torch.frombuffer(data, dtype=DTYPES[entry.dtype]) if data else torch.empty(0, dtype=DTYPES[entry.dtype])
-            place = targets[name][tuple(slice(start, stop) for start, stop in entry.slice)]
-            place.copy_(piece.reshape(entry.extent))
+        entries = [
+            (name, entry)
+            for name, entries in shard.tensors.items()
+            for entry in entries
+            if any(intersection(entry.slice, part.box) is not None for part in wanted.get(name, []))
+        ]
+        for name, entry, data in read_entries(store, shard, entries):
+            for part in wanted[name]:
+                _copy(entry, data, part)
 
 
 def read_tensors(store: Store, commit: Commit, select: Callable[[str], bool]) -> Named:
-    """The tensors whose names ``select`` picks, on the CPU; raises as `load_into`."""
-    targets: Named = {}
-    for name, pieces in commit.pieces().items():
-        if select(name):
-            entry = pieces[0][1]
-            targets[name] = torch.empty(entry.shape, dtype=DTYPES[entry.dtype])
-    load_into(targets, store, commit)
-    return targets
+    """The whole tensors whose names ``select`` picks, on the CPU; raises as `load_into`."""
+    tensors = {name: torch.empty_like(kind, device="cpu") for name, kind in commit.kinds().items() if select(name)}
+    load_into([whole(name, tensor) for name, tensor in tensors.items()], store, commit)
+    return tensors
 
 
-def read_ranges(store: Store, shard: Shard, names: list[str]) -> Iterator[tuple[str, Entry, bytearray]]:
-    """The bytes of some of a shard's tensors, neighbours read together."""
-    for group in _neighbours(shard, names):
-        first, last = shard.tensors[group[0]], shard.tensors[group[-1]]
-        data = _get(store, shard, first.offset, last.offset + last.length - first.offset)
-        for name in group:
-            entry = shard.tensors[name]
-            start = entry.offset - first.offset
-            part = data[start : start + entry.length]
+def read_entries(store: Store, shard: Shard, entries: list[tuple[str, Entry]]) -> Iterator[tuple[str, Entry, memoryview]]:
+    """The bytes of some of a shard's slices, neighbours read together; raises as `load_into`."""
+    for group in _neighbours(entries):
+        start = group[0][1].offset
+        data = _get(store, shard, start, group[-1][1].offset + group[-1][1].length - start)
+        for name, entry in group:
+            part = data[entry.offset - start :][: entry.length]
             if hashlib.sha256(part).hexdigest() != entry.sha256:
                 raise Damaged(f"{store.locate(shard.key)}: the bytes of {name} are not those that were written (sha256 differs)")
             yield name, entry, part
@@ -97,44 +104,34 @@ def newest_good(store: Store, use: Callable[[Commit], T], *, warn: Callable[[str
     raise CheckpointError(f"All {len(steps)} checkpoints at {store.url} are damaged.")
 
 
-def _get(store: Store, shard: Shard, start: int, length: int) -> bytearray:
+def _copy(entry: Entry, data: memoryview, part: Part) -> None:
+    """Copy what a slice and a part share."""
+    shared = intersection(entry.slice, part.box)
+    if shared is not None:
+        piece = torch.frombuffer(data, dtype=DTYPES[entry.dtype]).reshape(entry.extent)
+        part.local[within(shared, part.box)].copy_(piece[within(shared, entry.slice)])
+
+
+def _get(store: Store, shard: Shard, start: int, length: int) -> memoryview:
     try:
         data = store.get(shard.key, start, length)
     except StoreKeyMissing as error:
         raise Damaged(str(error)) from None
     if len(data) != length:
         raise Damaged(f"{store.locate(shard.key)} ends after {start + len(data)} of {shard.length} bytes")
-    return bytearray(data)
+    return memoryview(bytearray(data))  # writable, or torch warns of sharing it
 
 
-def _neighbours(shard: Shard, names: list[str]) -> Iterator[list[str]]:
-    """Groups of tensors to be read in one go: in the order of the shard, with nothing unwanted of any size between them."""
-    group: list[str] = []
-    for name in sorted(names, key=lambda n: shard.tensors[n].offset):
-        entry = shard.tensors[name]
+def _neighbours(entries: list[tuple[str, Entry]]) -> Iterator[list[tuple[str, Entry]]]:
+    """Groups of slices to be read in one go: in the order of the shard, with nothing unwanted of any size between them."""
+    group: list[tuple[str, Entry]] = []
+    for name, entry in sorted(entries, key=lambda item: item[1].offset):
         if group:
-            first, last = shard.tensors[group[0]], shard.tensors[group[-1]]
+            first, last = group[0][1], group[-1][1]
             gap = entry.offset - (last.offset + last.length)
-            if gap > 4096 or entry.offset + entry.length - first.offset > CHUNK:
+            if gap > GAP or entry.offset + entry.length - first.offset > CHUNK:
                 yield group
                 group = []
-        group.append(name)
+        group.append((name, entry))
     if group:
         yield group
-
-
-def _check_cover(name: str, entries: list[Entry]) -> None:
-    """Whether slices cover a tensor exactly: as many elements as it has, and no element twice."""
-    if not entries:
-        raise Damaged(f"the tensor {name} is missing")
-    shape, dtype = entries[0].shape, entries[0].dtype
-    whole = Tensor.numel(torch.empty(shape, device="meta"))
-    same = all(entry.shape == shape and entry.dtype == dtype for entry in entries)
-    covered = sum(entry.length for entry in entries) // DTYPES[dtype].itemsize
-    overlap = any(_overlap(a, b) for i, a in enumerate(entries) for b in entries[:i])
-    if not same or covered != whole or overlap:
-        raise Damaged(f"the slices of the tensor {name} do not make up a whole of shape {shape}")
-
-
-def _overlap(a: Entry, b: Entry) -> bool:
-    return all(max(p[0], q[0]) < min(p[1], q[1]) for p, q in zip(a.slice, b.slice, strict=True))

@@ -11,26 +11,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 import trainrun
-from trainrun.checkpoint import read, retention, tensors, write
+from trainrun.checkpoint import random_streams, read, retention, write
+from trainrun.checkpoint.digest import gathered, tensors_digest
 from trainrun.checkpoint.layout import (
     Commit,
     Damaged,
     Shard,
     commit_key,
     committed_steps,
+    contradiction,
     new_attempt,
     parse_commit,
     step_directory,
 )
+from trainrun.checkpoint.parts import Part, to_write, whole
+from trainrun.checkpoint.tensors import Named
 from trainrun.config import ConfigError, from_mapping, to_mapping
 from trainrun.data.stream import TokenStream
 from trainrun.errors import CheckpointError
 from trainrun.ranks import Ranks, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
+from trainrun.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from trainrun.run import Run
@@ -45,10 +49,10 @@ class TrainState:
     Made by `trainrun.run.Run.state`. Without a checkpoint location nothing is saved, and nothing is found.
     """
 
-    def __init__(self, run: Run, *, model: nn.Module, optimizer: torch.optim.Optimizer, data: TokenStream | None) -> None:
-        self._run, self._model, self._optimizer, self._data = run, model, optimizer, data
+    def __init__(self, run: Run, *, strategy: Strategy, optimizer: torch.optim.Optimizer, data: TokenStream | None) -> None:
+        self._run, self._strategy, self._optimizer, self._data = run, strategy, optimizer, data
         self._ranks: Ranks = run.ranks
-        self._settings: TrainSettings = run.settings
+        self._settings: TrainSettings = strategy.settings
         location = run.settings.checkpoint.location
         self._store: Store | None = open_store(location).child(run.settings.run) if location else None
         self._failures = 0
@@ -58,7 +62,7 @@ class TrainState:
         """The step of the newest commit that this process knows of."""
 
     def resume(self) -> int:
-        """Load the newest checkpoint that is whole, on all ranks, whatever number of ranks wrote it.
+        """Load the newest checkpoint that is whole, on all ranks, whatever number of ranks and whichever strategy wrote it.
 
         A damaged one is told about, loudly, and set aside; then the one before it is taken.
 
@@ -95,8 +99,13 @@ class TrainState:
         return 0
 
     def model_digest(self) -> str:
-        """sha256 of the model as it is in memory, to compare a restored checkpoint with."""
-        return tensors.model_digest(self._model)
+        """sha256 of the model as it is in memory, to compare a restored checkpoint with.
+
+        Collective; only rank 0 is told, the others get an empty text. The weights go through rank 0's main memory, one
+        tensor after the other. The same weights have the same digest in every strategy and at every world size.
+        """
+        digest = tensors_digest(gathered(self._strategy.model_parts(), self._ranks))
+        return digest if self._ranks.first else ""
 
     def save(self, *, now: bool = False) -> bool:
         """Save if it is time: every ``checkpoint.every_steps``, and at the last step.
@@ -159,14 +168,12 @@ class TrainState:
         return "; ".join(problems) or None, sum(shard["length"] for shard in shards)
 
     def _snapshot(self) -> write.Snapshot:
-        """This rank's part: the tensors it owns, and its random streams."""
-        shared = tensors.model_tensors(self._model)
-        of_optimizer, values = tensors.optimizer_state(self._optimizer, self._model)
-        shared.update(of_optimizer)
-        owner = tensors.owners(shared, self._ranks.size)
-        mine = {name: tensor for name, tensor in shared.items() if owner[name] == self._ranks.rank}
-        streams, stream_values = tensors.random_state(self._ranks.rank, self._ranks.device)
-        return write.take_snapshot({**mine, **streams}, {**(values if self._ranks.first else {}), **stream_values})
+        """What this rank writes: its share of the parts, and its random streams."""
+        parts = [*self._strategy.model_parts(), *self._strategy.optimizer_parts(self._optimizer)]
+        streams, values = random_streams.random_state(self._ranks.rank, self._ranks.device)
+        if self._ranks.first:
+            values |= self._strategy.values(self._optimizer)
+        return write.take_snapshot([*to_write(parts), *(whole(name, tensor) for name, tensor in streams.items())], values)
 
     def _commit(self, store: Store, step: int, attempt: str, shards: list[dict[str, Any]]) -> list[str]:
         commit = Commit(
@@ -176,12 +183,15 @@ class TrainState:
             attempt=attempt,
             time=time.time(),
             world=self._ranks.size,
-            mesh={"data": self._ranks.size},
+            mesh=self._strategy.mesh_sizes(),
             data=self._data.state() if self._data else {},
             settings=to_mapping(self._settings),
             versions={"trainrun": trainrun.__version__, "torch": torch.__version__},
             shards=tuple(from_mapping(Shard, shard) for shard in shards),
         )
+        problem = contradiction(commit, step)
+        if problem:
+            return [f"what the ranks wrote is no checkpoint: {problem}"]
         try:
             if not write.write_commit(store, commit):
                 self._say(f"Step {step} was committed by another attempt first; that one stays.")
@@ -210,7 +220,8 @@ class TrainState:
         try:
             if text is None:
                 raise Damaged(f"{commit_key(step)} is gone")
-            self._load_commit(store, parse_commit(text, step))
+            commit = parse_commit(text, step)
+            self._load_commit(store, commit)
         except Damaged as error:
             mine = {"damage": f"rank {self._ranks.rank}: {error}"}
         except StoreError as error:
@@ -219,35 +230,68 @@ class TrainState:
         failures = [outcome["failure"] for outcome in outcomes if "failure" in outcome]
         if failures:  # not damage: the checkpoint may be whole, and an older one would throw work away
             raise CheckpointError(f"The checkpoint of step {step} could not be read: {'; '.join(failures)}")
-        return "; ".join(outcome["damage"] for outcome in outcomes if "damage" in outcome) or None
+        damage = [outcome["damage"] for outcome in outcomes if "damage" in outcome]
+        if damage:
+            return "; ".join(damage)
+        self._strategy.restored()
+        self._run.completed, self._run.tokens_done = commit.step, commit.tokens
+        return None
 
     def _load_commit(self, store: Store, commit: Commit) -> None:
-        targets = tensors.model_tensors(self._model)
-        _require_same_model(targets, commit)
+        """Restore this rank's share, but for what needs the others, who may have found damage."""
+        kinds = commit.kinds()
+        model_parts = self._strategy.model_parts()
+        self._require_same_model(model_parts, {n: kind for n, kind in kinds.items() if n.startswith("model/")}, commit.step)
         if self._data is not None:
             self._data.load_state(commit.data)
-        read.load_into(targets, store, commit)
-        own_streams = f"rng/{self._ranks.rank}/"
-        same_world = commit.world == self._ranks.size
-        values = {name: value for shard in commit.shards for name, value in shard.values.items()}
-        others = read.read_tensors(
-            store, commit, lambda name: name.startswith("optimizer/") or (same_world and name.startswith(own_streams))
-        )
-        tensors.load_optimizer_state(
-            self._optimizer,
-            self._model,
-            {name: tensor for name, tensor in others.items() if name.startswith("optimizer/")},
-            {name: value for name, value in values.items() if name.startswith("optimizer/")},
-        )
-        if same_world:
-            tensors.load_random_state(self._ranks.rank, self._ranks.device, others, values)
+        wanted = {name: kind for name, kind in kinds.items() if name.startswith("optimizer/")}
+        optimizer_parts = self._strategy.optimizer_targets(self._optimizer, wanted)
+        streams: Named = {}
+        if commit.world == self._ranks.size:
+            own_streams = f"rng/{self._ranks.rank}/"
+            streams = {n: torch.empty_like(k, device="cpu") for n, k in kinds.items() if n.startswith(own_streams)}
+        read.load_into([*model_parts, *optimizer_parts, *(whole(n, tensor) for n, tensor in streams.items())], store, commit)
+        values = commit.values()
+        self._load_values({name: value for name, value in values.items() if not name.startswith("rng/")}, commit)
+        if streams:
+            random_streams.load_random_state(self._ranks.rank, self._ranks.device, streams, values)
         else:
             seed_everything(stream_seed(self._settings.seed, self._ranks.rank, commit.step))
             self._say(
                 f"The checkpoint was written by {commit.world} ranks, now there are {self._ranks.size}: random streams (dropout) "
                 "do not go on, they are seeded anew. Data order and all else go on."
             )
-        self._run.completed, self._run.tokens_done = commit.step, commit.tokens
+
+    def _load_values(self, values: dict[str, Any], commit: Commit) -> None:
+        """Hand the strategy its values, and say which of them (a loss scale) only one of both runs has."""
+        before, now = commit.settings.get("precision"), self._settings.precision
+        there = {name for name in values if name.startswith("strategy/")}
+        here = {name for name in self._strategy.values(self._optimizer) if name.startswith("strategy/")}
+        self._strategy.load_values(self._optimizer, values)
+        for name in sorted(there ^ here):
+            words = name.removeprefix("strategy/").replace("_", " ")
+            if name in there:
+                self._say(
+                    f"The checkpoint has a {words}, for which precision {now} has no use: it is left out (written: {before})."
+                )
+            else:
+                self._say(f"The checkpoint has no {words} (it was written with precision {before}): it begins anew for {now}.")
+
+    def _require_same_model(self, parts: list[Part], there: Named, step: int) -> None:
+        """Raise a ConfigError, on all ranks, that names what differs between this model and the checkpoint's."""
+        mine = {part.name: [str(part.local.dtype).removeprefix("torch."), list(part.shape)] for part in parts}
+        here = {name: kind for kinds in self._ranks.gather(mine) for name, kind in kinds.items()}
+        problems = []
+        if missing := sorted(here.keys() - there.keys()):
+            problems.append(f"The checkpoint of step {step} lacks what this model has: {', '.join(missing)}.")
+        if unknown := sorted(there.keys() - here.keys()):
+            problems.append(f"The checkpoint of step {step} has what this model lacks: {', '.join(unknown)}.")
+        for name in sorted(here.keys() & there.keys()):
+            kind = [str(there[name].dtype).removeprefix("torch."), list(there[name].shape)]
+            if here[name] != kind:
+                problems.append(f"{name} is {kind[0]} {kind[1]} in the checkpoint, {here[name][0]} {here[name][1]} here.")
+        if problems:
+            raise ConfigError([*problems, "Set the model back, or start another run by another name."])
 
     def _set_aside(self, store: Store, damaged: list[tuple[int, str]], *, resumed_from: int) -> None:
         """Rename the COMMITs of damaged checkpoints, so that these steps can be committed again when training gets there."""
@@ -288,21 +332,3 @@ def _text_or_none(store: Store, step: int) -> str | None:
         return store.get(commit_key(step)).decode(errors="replace")
     except StoreKeyMissing:
         return None
-
-
-def _require_same_model(targets: tensors.Named, commit: Commit) -> None:
-    """Raise a ConfigError that names what differs between this model and the checkpoint's."""
-    there = {name: pieces[0][1] for name, pieces in commit.pieces().items() if name.startswith("model/")}
-    problems = []
-    if missing := sorted(targets.keys() - there.keys()):
-        problems.append(f"The checkpoint of step {commit.step} lacks what this model has: {', '.join(missing)}.")
-    if unknown := sorted(there.keys() - targets.keys()):
-        problems.append(f"The checkpoint of step {commit.step} has what this model lacks: {', '.join(unknown)}.")
-    for name in sorted(targets.keys() & there.keys()):
-        here = (tuple(targets[name].shape), str(targets[name].dtype).removeprefix("torch."))
-        if here != (there[name].shape, there[name].dtype):
-            problems.append(
-                f"{name} is {there[name].dtype} {list(there[name].shape)} in the checkpoint, {here[1]} {list(here[0])} here."
-            )
-    if problems:
-        raise ConfigError([*problems, "Set the model back, or start another run by another name."])

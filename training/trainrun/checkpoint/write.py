@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from trainrun.checkpoint.layout import Commit, Entry, Shard, commit_key, shard_key
-from trainrun.checkpoint.tensors import Named, Values
+from trainrun.checkpoint.parts import Part
+from trainrun.checkpoint.tensors import Values
 from trainrun.store import Store
 
 ALIGNMENT = 64
@@ -21,32 +23,34 @@ class Snapshot:
     """A copy of tensors as they were at one step: training may go on while it is written."""
 
     data: memoryview
-    tensors: dict[str, Entry]
+    tensors: dict[str, tuple[Entry, ...]]
     values: Values
 
 
-def take_snapshot(tensors: Named, values: Values) -> Snapshot:
-    """Copy ``tensors``, from whatever device, into one block of memory."""
-    offsets = {}
+def take_snapshot(parts: Sequence[Part], values: Values) -> Snapshot:
+    """Copy ``parts``, from whatever device, into one block of memory."""
+    offsets = []
     size = 0
-    for name, tensor in tensors.items():
-        offsets[name] = size = -(-size // ALIGNMENT) * ALIGNMENT
-        size += tensor.nbytes
-    memory = bytearray(size)
-    block, data = torch.frombuffer(memory, dtype=torch.uint8), memoryview(memory)
-    entries = {}
-    for name, tensor in tensors.items():
-        place = block[offsets[name] : offsets[name] + tensor.nbytes]
-        place.view(tensor.dtype).copy_(tensor.reshape(-1))
-        entries[name] = Entry(
-            offset=offsets[name],
-            length=tensor.nbytes,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            shape=tuple(tensor.shape),
-            slice=tuple((0, size) for size in tensor.shape),
-            sha256=hashlib.sha256(data[offsets[name] : offsets[name] + tensor.nbytes]).hexdigest(),
+    for part in parts:
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        offsets.append(size)
+        size += part.local.nbytes
+    block = torch.zeros(size, dtype=torch.uint8)
+    data = block.numpy().data
+    tensors: dict[str, tuple[Entry, ...]] = {}
+    for part, offset in zip(parts, offsets, strict=True):
+        end = offset + part.local.nbytes
+        block[offset:end].view(part.local.dtype).view(part.local.shape).copy_(part.local)
+        entry = Entry(
+            offset=offset,
+            length=part.local.nbytes,
+            dtype=str(part.local.dtype).removeprefix("torch."),
+            shape=part.shape,
+            slice=part.box,
+            sha256=hashlib.sha256(data[offset:end]).hexdigest(),
         )
-    return Snapshot(data, entries, values)
+        tensors[part.name] = (*tensors.get(part.name, ()), entry)
+    return Snapshot(data, tensors, values)
 
 
 def write_shard(store: Store, snapshot: Snapshot, *, step: int, attempt: str, rank: int, timeout_seconds: float) -> Shard:

@@ -24,8 +24,8 @@ def add_to(commands: Any) -> None:
 
 def act(options: argparse.Namespace) -> int:
     """Evaluate."""
+    from trainrun.checkpoint.digest import model_digest
     from trainrun.checkpoint.read import newest_good
-    from trainrun.checkpoint.tensors import model_digest
     from trainrun.data.dataset import HELD_OUT, TRAIN, open_dataset
     from trainrun.evaluation import bits_per_byte, count_models, restore_gpt
 

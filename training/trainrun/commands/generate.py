@@ -26,8 +26,8 @@ def add_to(commands: Any) -> None:
 
 def act(options: argparse.Namespace) -> int:
     """Generate."""
+    from trainrun.checkpoint.digest import model_digest
     from trainrun.checkpoint.read import newest_good
-    from trainrun.checkpoint.tensors import model_digest
     from trainrun.data.write import decode, encode
     from trainrun.evaluation import restore_gpt
 
