@@ -10,7 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,26 @@ DESCRIPTION = "dataset.json"
 SCHEMA_VERSION = 1
 
 TRAIN, HELD_OUT = "train", "held-out"
+
+
+class Described:
+    """What the descriptions of all kinds of datasets have in common."""
+
+    fingerprint: str
+    schema: int
+
+    def with_fingerprint(self: AnyDescription) -> AnyDescription:
+        """The same description with the fingerprint that belongs to it."""
+        content = {**to_mapping(self), "fingerprint": ""}
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return type(self)(**{**self.__dict__, "fingerprint": digest})
+
+    def to_json(self) -> str:
+        """The document, the same bytes for the same description."""
+        return json.dumps(to_mapping(self), sort_keys=True, indent=1) + "\n"
+
+
+AnyDescription = TypeVar("AnyDescription", bound=Described)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +57,7 @@ class Split:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class Description(Described):
     """What ``dataset.json`` says."""
 
     tokenizer: str
@@ -48,16 +68,6 @@ class Description:
     fingerprint: str = ""
     """Digest of everything else here, the files' digests included: two datasets are the same when it is the same."""
     schema: int = field(default=SCHEMA_VERSION)
-
-    def with_fingerprint(self) -> Description:
-        """The same description with the fingerprint that belongs to it."""
-        content = {**to_mapping(self), "fingerprint": ""}
-        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-        return Description(**{**self.__dict__, "fingerprint": digest})
-
-    def to_json(self) -> str:
-        """The document, the same bytes for the same description."""
-        return json.dumps(to_mapping(self), sort_keys=True, indent=1) + "\n"
 
 
 @dataclass(frozen=True)
@@ -95,25 +105,40 @@ def open_dataset(url: str) -> Dataset:
     Raises:
         ConfigError: there is none, or it is not one of ours.
     """
+    store, description = read_description(Description, url, DESCRIPTION, command="tokens FILES")
+    return Dataset(store, description)
+
+
+def read_description(kind: type[AnyDescription], url: str, file: str, *, command: str) -> tuple[Store, AnyDescription]:
+    """Read and check the document ``file`` of the dataset at ``url``.
+
+    Args:
+        kind: a dataclass, what the document is to become.
+        command: of trainrun, which writes such datasets.
+
+    Raises:
+        ConfigError: there is none, or it is not one of ours.
+    """
     if not url:
-        raise ConfigError(["No data is named. Set --data to what `python -m trainrun tokens ... --out` wrote."])
+        raise ConfigError([f"No data is named. Set --data to what `python -m trainrun {command} ... --out` wrote."])
     store = open_store(url)
     try:
-        text = store.get(DESCRIPTION)
+        text = store.get(file)
     except StoreKeyMissing:
         raise ConfigError(
-            [f"There is no dataset at {url} ({DESCRIPTION} is missing). Write one: python -m trainrun tokens FILES --out {url}"]
+            [f"There is no dataset at {url} ({file} is missing). Write one: python -m trainrun {command} --out {url}"]
         ) from None
-    source = store.locate(DESCRIPTION)
+    source = store.locate(file)
     try:
-        description = from_mapping(Description, json.loads(text), source=source)
+        mapping = json.loads(text)
     except json.JSONDecodeError as error:
         raise ConfigError([f"{source} is not JSON: {error}."]) from None
+    description = from_mapping(kind, mapping, source=source)
     if description.schema != SCHEMA_VERSION:
         raise ConfigError([f"{source} has schema {description.schema}, this trainrun reads {SCHEMA_VERSION}."])
     if description.with_fingerprint() != description:
         raise ConfigError([f"{source} was changed: its fingerprint is not that of its content. Write the dataset anew."])
-    return Dataset(store, description)
+    return store, description
 
 
 def map_tokens(path: Path, *, dtype: str, count: int) -> np.ndarray[Any, np.dtype[Any]]:

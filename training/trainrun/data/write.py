@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,8 +17,8 @@ import numpy as np
 
 from trainrun.config import ConfigError
 from trainrun.data.cache import file_digest
-from trainrun.data.dataset import DESCRIPTION, HELD_OUT, TRAIN, Description, Split, open_dataset
-from trainrun.store import Store, StoreKeyMissing, open_store
+from trainrun.data.dataset import DESCRIPTION, HELD_OUT, TRAIN, Described, Description, Split
+from trainrun.store import StoreKeyMissing, open_store
 
 END_OF_DOCUMENT = 256
 VOCABULARY = 257
@@ -97,7 +97,6 @@ def write_dataset(
     Raises:
         ConfigError: another dataset is there, or the files cannot be split.
     """
-    store = open_store(url)
     splits: dict[str, Split] = {}
     with tempfile.TemporaryDirectory(prefix="trainrun-tokens-") as directory:
         paths = {}
@@ -106,11 +105,27 @@ def write_dataset(
             splits[name] = _write_split(path, name, members, progress)
             paths[splits[name].file] = path
         description = Description(tokenizer="bytes", vocabulary=VOCABULARY, dtype=DTYPE, splits=splits).with_fingerprint()
-        _refuse_another(store, url, description)
-        for file, path in paths.items():
-            store.put_file(file, path)
-    store.put(DESCRIPTION, description.to_json().encode())
+        publish(url, DESCRIPTION, description, paths)
     return description
+
+
+def publish(url: str, name: str, description: Described, files: Mapping[str, Path]) -> None:
+    """Put a dataset's files in their place, and the document ``name`` that describes them after all of them.
+
+    Raises:
+        ConfigError: another dataset is there.
+    """
+    store = open_store(url)
+    document = description.to_json().encode()
+    try:
+        there = store.get(name)
+    except StoreKeyMissing:
+        there = document
+    if there != document:
+        raise ConfigError([f"{url} holds another dataset. Name another place, or delete that one first."])
+    for file, path in files.items():
+        store.put_file(file, path)
+    store.put(name, document)
 
 
 def encode(text: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
@@ -136,15 +151,3 @@ def _write_split(path: Path, name: str, documents: Sequence[Document], progress:
     return Split(
         file=f"{name}-{digest[:16]}.bin", sha256=digest, tokens=size + len(documents), documents=len(documents), bytes=size
     )
-
-
-def _refuse_another(store: Store, url: str, description: Description) -> None:
-    try:
-        store.get(DESCRIPTION)
-    except StoreKeyMissing:
-        return
-    there = open_dataset(url).description
-    if there != description:
-        raise ConfigError(
-            [f"{url} holds another dataset ({there.fingerprint[:16]}). Name another place, or delete that one first."]
-        )
