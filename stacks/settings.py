@@ -18,7 +18,16 @@ from traincluster import Capacity, EfaLayout, NodeImage, SshAccess, TrainingJob
 from traincluster.instances import instance_type
 from traincluster.retention import retention_of
 from traincluster.rules.image import OperatingSystem
-from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, merge, parse_scalar, with_preset
+from trainrun.spec import (
+    ConfigError,
+    ShutdownSpec,
+    TimeoutSpec,
+    from_mapping,
+    merge,
+    parse_scalar,
+    train_settings,
+    with_documents,
+)
 
 WhenDone = Literal["scale_to_zero", "keep"]
 
@@ -176,7 +185,7 @@ class Settings:
         if self.python is not None and not self.python.startswith("/"):
             yield f"python is {self.python!r}. Give the whole path of it in the image, such as '/opt/pytorch/bin/python'."
         try:
-            from_mapping(TrainSettings, with_preset(self.training), source="training")
+            train_settings(self.training, source="training")
         except ConfigError as error:
             yield from (f"training: {problem}" for problem in error.problems)
         if "data" in self.training:
@@ -211,6 +220,8 @@ def read_settings(context: Mapping[str, Any], *, default_file: Path) -> Settings
     if references := sorted(_reference_paths(given)):
         problem = f"{', '.join(references)}: '${{Token[' is how the CDK writes references. A setting cannot hold it."
         raise ConfigError([problem])
+    if isinstance(given.get("training"), dict):
+        given["training"] = with_documents(given["training"], folder=file.parent)
     settings = from_mapping(Settings, given, source=f"{file} or -c")
     if settings.source is None:
         return settings

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from traincluster.payload import packed_files
-from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, from_mapping, with_preset
+from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, train_settings, with_documents
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -39,7 +39,7 @@ class TrainingJob:
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of `trainrun.settings.TrainSettings` that differ from their defaults."""
+    """Fields of `trainrun.settings.TrainSettings` that differ from their defaults. A DeepSpeed file is read here, at synth."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     shutdown: ShutdownSpec = field(default_factory=ShutdownSpec)
     publish_seconds: float = 30.0
@@ -61,7 +61,12 @@ class TrainingJob:
     @property
     def settings(self) -> TrainSettings:
         """The job's configuration over trainrun's defaults."""
-        return from_mapping(TrainSettings, with_preset(self.configuration), source="the job's configuration")
+        return train_settings(self.inlined, source="the job's configuration")
+
+    @property
+    def inlined(self) -> dict[str, Any]:
+        """The configuration as nodes get it: with what a DeepSpeed file on this machine holds, instead of its path."""
+        return with_documents(self.configuration, folder=Path())
 
     def spec(self, *, python: str) -> JobSpec:
         """The part of the RunSpec that says what to run, with the image's Python."""
@@ -69,7 +74,7 @@ class TrainingJob:
             entry_point=self.entry_point,
             arguments=tuple(self.arguments),
             environment=dict(self.environment),
-            configuration=dict(self.configuration),
+            configuration=self.inlined,
             python=python,
         )
 

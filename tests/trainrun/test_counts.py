@@ -144,7 +144,7 @@ def test_the_bundled_gpt_is_counted_as_it_is_made(own_vocabulary, **options):
 
 
 def test_a_kind_of_model_that_is_not_known_is_named_with_the_nearest():
-    with pytest.raises(ConfigError, match="model_type is 'lama'.* Did you mean 'llama'"):
+    with pytest.raises(ConfigError, match=r"model_type is 'lama'.* Did you mean 'llama'"):
         shape_of_config({"model_type": "lama"})
 
 

@@ -1,16 +1,16 @@
-"""The settings of a run from their layers: defaults <- a preset <- a file <- the RunSpec of the node <- ``--a.b=c``."""
+"""The settings of a run from their layers: defaults <- a preset <- a DeepSpeed file <- a file <- the RunSpec of the node <- ``--a.b=c``."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainrun.config import ConfigError, from_mapping, merge, overrides_to_mapping
+from trainrun.config import ConfigError, merge, overrides_to_mapping
 from trainrun.settings import TrainSettings
-from trainrun.settings.presets import with_preset
+from trainrun.settings.layers import train_settings, with_documents
 from trainrun.spec import RunSpec
 
 
@@ -28,15 +28,29 @@ def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-"):
         files.append(arguments.pop(0))
-    layers = [(str(file), read_mapping(Path(file))) for file in files]
+    layers = [(str(file), with_documents(read_mapping(Path(file)), folder=Path(file).parent)) for file in files]
     if os.environ.get("TRAINRUN_SPEC"):
         layers.append(("the run specification", _of_spec(Path(os.environ["TRAINRUN_SPEC"]))))
-    layers.append(("the command line", overrides_to_mapping(arguments)))
+    layers.append(("the command line", with_documents(overrides_to_mapping(arguments), folder=Path())))
     mapping: dict[str, Any] = {}
-    for _, layer in layers:
+    origins: dict[str, str] = {}
+    for name, layer in layers:
         mapping = merge(mapping, layer)
-    mapping = with_preset(mapping)
-    return from_mapping(TrainSettings, mapping, source=", ".join(name for name, layer in layers if layer) or "the settings")
+        origins.update(dict.fromkeys(_dotted(layer), name))
+    return train_settings(
+        mapping,
+        source=", ".join(name for name, layer in layers if layer) or "the settings",
+        origins=origins,
+        ranks=int(os.environ.get("WORLD_SIZE", "1")),
+    )
+
+
+def _dotted(layer: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """The dotted names of the settings in a layer, those of sections among them."""
+    for name, value in layer.items():
+        yield path + name
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{path}{name}.")
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from trainrun.config import ConfigError, from_mapping, merge, parse_scalar, to_mapping
 from trainrun.settings import TrainSettings
-from trainrun.settings.presets import with_preset
+from trainrun.settings.layers import train_settings, with_documents
 
 SCHEMA_VERSION = 1
 
@@ -262,5 +262,6 @@ __all__ = [
     "merge",
     "parse_scalar",
     "to_mapping",
-    "with_preset",
+    "train_settings",
+    "with_documents",
 ]

@@ -1,0 +1,72 @@
+"""DeepSpeed's three batch sizes, of which two give the third: train = micro x accumulation x ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainrun.config import ConfigError
+from trainrun.deepspeed_json.section import AUTO, Section, whole
+
+NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Sequences of one optimizer step, of one forward pass on a rank, and forward passes; None is not known yet."""
+
+    train: int | None = None
+    micro: int | None = None
+    accumulation: int | None = None
+    automatic: frozenset[str] = frozenset()
+    """Names of those that the file leaves to the trainer's settings."""
+
+    def with_ranks(self, ranks: int) -> BatchSizes:
+        """All three, as DeepSpeed derives them: what is given must hold, and alone a size takes one accumulation.
+
+        Raises:
+            ConfigError: no whole numbers fulfil the identity; the sentence shows it with the numbers.
+        """
+        train, micro, accumulation = self.train, self.micro, self.accumulation
+        if accumulation is None and (train is None or micro is None) and NAMES[2] not in self.automatic:
+            accumulation = 1
+        if train is None and micro is not None and accumulation is not None:
+            train = micro * accumulation * ranks
+        if train is None:
+            return BatchSizes(train, micro, accumulation, self.automatic)
+        if micro is None and accumulation is not None:
+            micro = train // (accumulation * ranks)
+        elif accumulation is None and micro is not None:
+            accumulation = train // (micro * ranks)
+        if micro is None or accumulation is None:
+            return BatchSizes(train, micro, accumulation, self.automatic)
+        if train != micro * accumulation * ranks or train == 0:
+            raise ConfigError([self._broken(ranks)])
+        return BatchSizes(train, micro, accumulation, self.automatic)
+
+    def _broken(self, ranks: int) -> str:
+        assert self.train is not None
+        micro = str(self.micro) if self.micro else "micro batch"
+        accumulation = str(self.accumulation) if self.accumulation else "GA"
+        unit = (self.micro or 1) * (self.accumulation or 1)
+        if self.micro and self.accumulation:
+            fit = f"{self.train // unit} ranks" if self.train % unit == 0 else "no number of ranks"
+        else:
+            fitting = [count for count in range(1, 4 * ranks) if self.train % (unit * count) == 0]
+            fit = f"{' or '.join(map(str, _around(fitting, ranks)))} ranks" if fitting else "no number of ranks"
+        return (
+            f"deepspeed.{NAMES[0]} must be {NAMES[1]} x {NAMES[2]} x ranks, but "
+            f"{self.train} != {micro} * {accumulation} * {ranks}. These sizes go with {fit}; for {ranks} ranks make "
+            f"{NAMES[0]} a multiple of {unit * ranks}."
+        )
+
+
+def _around(fitting: list[int], ranks: int) -> list[int]:
+    """The nearest below and above."""
+    return [*[count for count in fitting if count < ranks][-1:], *[count for count in fitting if count > ranks][:1]]
+
+
+def read_batch(top: Section) -> BatchSizes:
+    """The three sizes as the file gives them."""
+    given = {name: top.take(whole(1), name, auto=True) for name in NAMES}
+    train, micro, accumulation = (None if given[name] == AUTO else given[name] for name in NAMES)
+    return BatchSizes(train, micro, accumulation, frozenset(name for name in NAMES if given[name] == AUTO))

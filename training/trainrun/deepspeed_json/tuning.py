@@ -1,0 +1,64 @@
+"""What is left for DeepSpeed's engine, with every "auto" resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainrun.config import ConfigError
+from trainrun.deepspeed_json.section import AUTO
+from trainrun.deepspeed_json.translate import translate
+from trainrun.deepspeed_json.zero import BY_WIDTH
+
+ZERO = "zero_optimization"
+
+
+def engine_tuning(document: Mapping[str, Any], *, stage: int, hidden_size: int | None) -> dict[str, Any]:
+    """The part of a DeepSpeed configuration that has no setting of trainrun's: bucket sizes, pinning, timers and the like.
+
+    "auto" sizes follow from the model's hidden size h by the formulas of Hugging Face's DeepSpeed guide: reduce_bucket_size
+    h * h, stage3_prefetch_bucket_size 0.9 * h * h, stage3_param_persistence_threshold 10 * h (UX-02).
+
+    Args:
+        document: ``settings.deepspeed``, as `translate` has accepted it.
+        stage: of ZeRO, 1 to 3.
+        hidden_size: of the model; None when it has none that is known.
+
+    Raises:
+        ConfigError: "auto" for a model without a hidden size, by key path.
+    """
+    tuning = translate(document).tuning
+    zero = dict(tuning.get(ZERO, {}))
+    sizes = {} if hidden_size is None else by_width(hidden_size)
+    problems = []
+    for name in BY_WIDTH:
+        if zero.get(name) != AUTO:
+            continue
+        if name in sizes:
+            zero[name] = sizes[name]
+        elif name.startswith("stage3_") and stage < 3:
+            del zero[name]
+        else:
+            problems.append(
+                f"deepspeed.{ZERO}.{name} is 'auto', which follows from the model's hidden size, but the model names none (as "
+                "model.config.hidden_size). Give a number."
+            )
+    if problems:
+        raise ConfigError(problems)
+    return {**tuning, ZERO: zero} if zero else tuning
+
+
+def by_width(hidden_size: int) -> dict[str, int]:
+    """The sizes that "auto" stands for, in elements."""
+    sizes = (hidden_size * hidden_size, int(0.9 * hidden_size * hidden_size), 10 * hidden_size)
+    return dict(zip(BY_WIDTH, sizes, strict=True))
+
+
+def remarks(document: Mapping[str, Any], *, strategy: str) -> list[str]:
+    """What of a DeepSpeed file has another effect here than there, as sentences for whoever starts the run."""
+    translation = translate(document)
+    idle = sorted(name for name in translation.tuning.get(ZERO, {}))
+    unused = (
+        [f"deepspeed.{ZERO}: {', '.join(idle)} have no effect on strategy {strategy!r}."] if idle and strategy == "ddp" else []
+    )
+    return [*translation.notes, *unused]

@@ -1,0 +1,45 @@
+"""From what a user gives to whole settings: presets and DeepSpeed files lie between it and the defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trainrun.config import from_mapping
+from trainrun.deepspeed_json import read_document, with_deepspeed
+from trainrun.settings.presets import with_preset
+from trainrun.settings.train import TrainSettings
+
+
+def train_settings(
+    given: Mapping[str, Any], *, source: str, origins: Mapping[str, str] | None = None, ranks: int | None = None
+) -> TrainSettings:
+    """The settings of a run.
+
+    Args:
+        given: fields of `TrainSettings` that differ from their defaults. A ``deepspeed`` file has been read in (`with_documents`).
+        source: what they were read from, for messages.
+        origins: by dotted name, where a setting is given, if not in ``source``.
+        ranks: how many there are; None at synth, where the rules look at batch sizes that depend on it.
+
+    Raises:
+        ConfigError: everything that is wrong, together.
+    """
+    layered = with_deepspeed(with_preset(given), origins={"": source, **(origins or {})}, ranks=ranks)
+    return from_mapping(TrainSettings, layered, source=source)
+
+
+def with_documents(given: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
+    """Settings whose ``deepspeed`` path is replaced by what the file holds, so that they mean the same anywhere.
+
+    Args:
+        folder: what a relative path is relative to.
+
+    Raises:
+        ConfigError: the file cannot be read or is not JSON.
+    """
+    path = given.get("deepspeed")
+    if not isinstance(path, str) or not path:
+        return dict(given)
+    return {**given, "deepspeed": read_document(folder / path)}
