@@ -6,7 +6,6 @@ import atexit
 import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,8 +18,8 @@ from trainrun.checkpoint.state import TrainState
 from trainrun.config import ConfigError
 from trainrun.data.dataset import TRAIN, open_dataset
 from trainrun.data.stream import TokenStream
-from trainrun.metrics.console import step_line
-from trainrun.metrics.lines import MetricLines
+from trainrun.metrics.flops import flops_of
+from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
 from trainrun.prepare import PreparedModel
@@ -74,14 +73,13 @@ class Run:
         self.completed = 0
         self.tokens_done = 0
         self._stop = stop.StopFlag(ranks, state_directory)
-        self._lines = MetricLines(state_directory / "metrics") if state_directory and ranks.first else None
+        self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
         self._data: TokenStream | None = None
         self._state: TrainState | None = None
         self._peaks: list[float] = []
         self._loss = torch.zeros((), device=ranks.device)
         self._norm = torch.zeros((), device=ranks.device)
-        self._clock = _Clock()
 
     def prepare(
         self, model: nn.Module, optimizer: AnyOptimizer, *, weights: Weights | None = None
@@ -94,11 +92,13 @@ class Run:
             weights: where to read what the model has on the meta device; the model's own ``initial`` by default.
         """
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
+        length = self.settings.sequence_length if self._data is None else self._data.sequence_length
+        self._progress.describe(flops_of(model, sequence_length=length))
         self._strategy = strategy_of(self.settings, self.ranks)
         self._strategy.weights = weights
         self._strategy.prepare(model, optimizer)
         prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch)
-        seed_everything(stream_seed(self.settings.seed, self.ranks.rank, 0))  # from here on ranks draw apart (dropout)
+        seed_everything(stream_seed(self.settings.seed, self.ranks.data_rank, 0))  # from here on they draw apart (dropout)
         return prepared, optimizer
 
     def tokens(self, url: str | None = None, *, sequence_length: int | None = None) -> TokenStream:
@@ -144,20 +144,24 @@ class Run:
             raise RuntimeError(
                 "Call state.resume() before run.steps(): a run that has checkpoints must not start anew over them."
             )
+        self.ranks.set_timeout(self.settings.first_collective_timeout_seconds)  # groups made since start have PyTorch's own
         self.event("started", world=self.ranks.size)
-        self._clock.start()
-        while self.completed < self.settings.steps:
-            before = self.completed
-            yield before + 1
-            if self.completed != before + 1:
-                raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
-            if self._stop.agreed() and self.completed < self.settings.steps:
-                self._end_early()
-        if self._state is not None:
-            self._state.save(now=True)
-        digest = self._state.model_digest() if self._state is not None else ""
-        self.event("finished", model_sha256=digest)
-        self._close()
+        self._progress.begin(waited=self._waited)
+        try:
+            while self.completed < self.settings.steps:
+                before = self.completed
+                yield before + 1
+                if self.completed != before + 1:
+                    raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
+                if self._stop.agreed() and self.completed < self.settings.steps:
+                    self._end_early()
+            if self._state is not None:
+                self._state.save(now=True)
+            digest = self._state.model_digest() if self._state is not None else ""
+            self._progress.finish(self.completed, skipped=self._skipped, model_sha256=digest)
+            atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
+        finally:
+            self._progress.close()
 
     def backward(self, loss: Tensor) -> None:
         """Add this micro-batch's gradients.
@@ -189,13 +193,14 @@ class Run:
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
         self._norm = self._strategy.update(optimizer, clip_norm=self.settings.optimizer.clip_norm or math.inf)
+        tokens = self._data.valid_tokens
         self._data.advance()
         self.completed += 1
-        self.tokens_done += self._data.valid_tokens
-        self._clock.step()
-        if self._clock.steps == 1:
+        self.tokens_done += tokens
+        self._progress.step(self.completed, tokens=tokens)
+        if self._progress.clock.steps == 1:
             self.ranks.set_timeout(self.settings.collective_timeout_seconds)
-        if self.completed % self.settings.log_every == 0 or self.completed == self.settings.steps:
+        if self._progress.is_due(self.completed):
             self._log(learning_rate=self._peaks[0] * fraction)
         self._loss.zero_()
 
@@ -206,7 +211,7 @@ class Run:
             FloatingPointError: on all ranks alike, since they have the same gradient.
         """
         norm = float(self._norm)
-        if not math.isfinite(norm):
+        if not math.isfinite(norm) and self.settings.precision != "fp16":  # which skipped the step
             raise FloatingPointError(
                 f"The gradient norm at step {self.completed} is {norm}: training has diverged. Nothing was saved since the last "
                 "checkpoint. Lower optimizer.learning_rate, or lengthen optimizer.warmup_steps, and start again from it."
@@ -214,29 +219,33 @@ class Run:
 
     def event(self, name: str, **details: Any) -> None:
         """Record that something happened at the present step."""
-        if self._lines is not None:
-            self._lines.write({"step": self.completed, "event": name, **details})
+        self._progress.event(self.completed, name, **details)
 
     def _log(self, *, learning_rate: float) -> None:
-        self.check_finite()
-        loss = float(self.ranks.sum(self._loss)) / self.ranks.tensor_parallel
+        """Bring loss and norm to the host, which waits for the device: once for both, and only at steps that are logged."""
         assert self._data is not None
-        record = {
-            "step": self.completed,
-            "steps": self.settings.steps,
-            "loss": loss,
-            "learning_rate": learning_rate,
-            "gradient_norm": float(self._norm),
-            "tokens": self.tokens_done,
-            "tokens_per_second": self._data.valid_tokens / self._clock.seconds_per_step,
-            "seconds_left": (self.settings.steps - self.completed) * self._clock.seconds_per_step,
-            "world": self.ranks.size,
-            "precision": self.settings.precision,
-        }
-        if self._lines is not None:
-            self._lines.write(record)
-        if self.ranks.first:
-            print(step_line(record), flush=True)
+        loss = self.ranks.sum(self._loss) / self.ranks.tensor_parallel
+        loss_here, norm_here = torch.stack([loss, self._norm.to(loss)]).tolist()
+        self._norm = torch.tensor(norm_here)
+        self.check_finite()
+        self._progress.report(
+            self.completed,
+            loss=loss_here,
+            learning_rate=learning_rate,
+            gradient_norm=norm_here,
+            tokens=self.tokens_done,
+            waited=self._waited,
+            skipped=self._skipped,
+            strategy=self.settings.strategy,
+        )
+
+    @property
+    def _waited(self) -> float:
+        return 0.0 if self._data is None else self._data.waited
+
+    @property
+    def _skipped(self) -> int:
+        return 0 if self._strategy is None else self._strategy.skipped
 
     def _last_micro_batch(self) -> bool:
         return self._data is None or self._data.complete
@@ -247,30 +256,5 @@ class Run:
             self._state.save(now=True)
         if self.ranks.first:
             print(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.", file=sys.stderr, flush=True)
-        self._close()
+        atexit.register(leave)
         raise SystemExit(stop.EXIT_CODE)
-
-    def _close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
-        atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
-
-
-class _Clock:
-    """Seconds per step, averaged so that the last few steps count most."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.seconds_per_step = 0.0
-        self._last = 0.0
-
-    def start(self) -> None:
-        self._last = time.monotonic()
-
-    def step(self) -> None:
-        now = time.monotonic()
-        seconds, self._last = now - self._last, now
-        # the first step pays for what comes once, so the second starts the average anew
-        weight = 1.0 if self.steps < 2 else 0.2
-        self.seconds_per_step += weight * (seconds - self.seconds_per_step)
-        self.steps += 1

@@ -1,19 +1,53 @@
-"""One dense line a step, for people."""
+"""What a run says to people: one dense line a step, and one at its end."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def step_line(record: dict[str, Any]) -> str:
-    """The line of a metrics record."""
-    step, steps = record["step"], record["steps"]
+def step_line(record: dict[str, Any], *, width: int | None = None) -> str:
+    """The line of a metrics record.
+
+    Args:
+        record: as `docs/metrics.md` describes it.
+        width: columns there are. Fields that do not fit are left out, the last first; None keeps all.
+    """
+    step, steps, mfu = record["step"], record["steps"], record["mfu"]
+    fields = [
+        f"step {step:>{len(str(steps))}}/{steps}",
+        f"loss {record['loss']:.4f}",
+        f"lr {record['learning_rate']:.1e}",
+        f"norm {record['gradient_norm']:.2f}",
+        f"{scaled(record['tokens_per_second'])} tok/s",
+        *([] if mfu is None else [f"mfu {100 * mfu:.1f}%"]),
+        f"{duration(record['seconds_left'])} left",
+        f"data {100 * record['data_wait']:.1f}%",
+        f"mem {record['memory_bytes'] / 1024**3:.1f} GiB",
+        *([f"skipped {record['skipped']}"] if record["precision"] == "fp16" else []),
+        f"{record['world']} x {record['strategy']} x {record['precision']}",
+        *([] if mfu is None else [f"mfu by {record['mfu_convention']}"]),
+    ]
+    return fitting(fields, width)
+
+
+def summary_line(record: dict[str, Any]) -> str:
+    """The last line of a run, from what its "finished" event says."""
+    mfu = "" if record["mfu"] is None else f", mfu {100 * record['mfu']:.1f}% by {record['mfu_convention']}"
+    steps = "1 step" if record["steps_here"] == 1 else f"{record['steps_here']} steps"
     return (
-        f"step {step:>{len(str(steps))}}/{steps}  {100 * step / steps:5.1f}%  loss {record['loss']:.4f}  "
-        f"lr {record['learning_rate']:.2e}  norm {record['gradient_norm']:.2f}  "
-        f"{scaled(record['tokens_per_second'])} tok/s  {scaled(record['tokens'])} tokens  "
-        f"{record['world']} x {record['precision']}  {duration(record['seconds_left'])} left"
+        f"Done at step {record['step']}: {steps} and {scaled(record['tokens_here'])} tokens in {duration(record['seconds'])}, "
+        f"{scaled(record['tokens_per_second'])} tok/s{mfu}, {record['skipped']} skipped."
     )
+
+
+def fitting(fields: list[str], width: int | None) -> str:
+    """As many of the fields as fit, at least a part of the first."""
+    line = fields[0][:width]
+    for field in fields[1:]:
+        if width is not None and len(line) + 2 + len(field) > width:
+            break
+        line = f"{line}  {field}"
+    return line
 
 
 def scaled(number: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any, TextIO
@@ -24,11 +25,11 @@ class MetricLines:
         self._lines = 0
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append ``record`` with the time, in seconds since the epoch."""
+        """Append ``record`` with the time, in seconds since the epoch. Numbers that JSON lacks (inf, nan) become null."""
         if self._file is None or self._lines % LINES_PER_FILE == 0:
             self._next_file()
         assert self._file is not None
-        self._file.write(json.dumps({"time": round(time.time(), 3), **record}) + "\n")
+        self._file.write(json.dumps({"time": round(time.time(), 3), **_finite(record)}, allow_nan=False) + "\n")
         self._file.flush()
         self._lines += 1
 
@@ -43,3 +44,7 @@ class MetricLines:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._directory / f"{self._started}-{self._lines // LINES_PER_FILE:05}.jsonl"
         self._file = path.open("a", encoding="utf-8")
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()}
