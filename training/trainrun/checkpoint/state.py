@@ -247,7 +247,7 @@ class TrainState:
         wanted = {name: kind for name, kind in kinds.items() if name.startswith("optimizer/")}
         optimizer_parts = self._strategy.optimizer_targets(self._optimizer, wanted)
         streams: Named = {}
-        if commit.world == self._ranks.size:
+        if (commit.world, commit.mesh.get("tensor", 1)) == (self._ranks.size, self._ranks.tensor_parallel):
             own_streams = f"rng/{self._ranks.rank}/"
             streams = {n: torch.empty_like(k, device="cpu") for n, k in kinds.items() if n.startswith(own_streams)}
         read.load_into([*model_parts, *optimizer_parts, *(whole(n, tensor) for n, tensor in streams.items())], store, commit)
@@ -256,10 +256,12 @@ class TrainState:
         if streams:
             random_streams.load_random_state(self._ranks.rank, self._ranks.device, streams, values)
         else:
-            seed_everything(stream_seed(self._settings.seed, self._ranks.rank, commit.step))
+            seed_everything(stream_seed(self._settings.seed, self._ranks.data_rank, commit.step))
+            split, split_now = commit.mesh.get("tensor", 1), self._ranks.tensor_parallel
+            otherwise = "" if split == split_now else f", and tensor_parallel was {split}, now {split_now}"
             self._say(
-                f"The checkpoint was written by {commit.world} ranks, now there are {self._ranks.size}: random streams (dropout) "
-                "do not go on, they are seeded anew. Data order and all else go on."
+                f"The checkpoint was written by {commit.world} ranks, now there are {self._ranks.size}{otherwise}: random streams "
+                "(dropout) do not go on, they are seeded anew. Data order and all else go on."
             )
 
     def _load_values(self, values: dict[str, Any], commit: Commit) -> None:
