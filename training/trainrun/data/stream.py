@@ -85,8 +85,7 @@ class TokenStream(Stream):
         _check_share(batch, sequence_length, ranks.data_size)
         identity = {"fingerprint": fingerprint, "sequence_length": sequence_length, "seed": seed}
         super().__init__(batch=batch, micro_batch=micro_batch, ranks=ranks, identity=identity)
-        self.vocabulary = vocabulary
-        self.sequence_length = sequence_length
+        self.vocabulary, self.sequence_length = vocabulary, sequence_length
         self.sequences = (len(tokens) - 1) // sequence_length
         if self.sequences < 1:
             raise ConfigError(
