@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from trainrun import stop
 from trainrun.checkpoint.state import TrainState
 from trainrun.config import ConfigError
-from trainrun.data.dataset import TRAIN, open_dataset
-from trainrun.data.stream import TokenStream
+from trainrun.data.dataset import TRAIN, Described, open_dataset
+from trainrun.data.examples import open_examples
+from trainrun.data.examples_stream import ExampleStream
+from trainrun.data.stream import Stream, TokenStream
 from trainrun.metrics.flops import flops_of
 from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
@@ -25,6 +27,7 @@ from trainrun.optimizer import schedule
 from trainrun.prepare import PreparedModel
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
+from trainrun.settings.finetune import Task
 from trainrun.settle import settle
 from trainrun.strategies.base import Strategy
 from trainrun.strategies.choose import strategy_of
@@ -75,7 +78,7 @@ class Run:
         self._stop = stop.StopFlag(ranks, state_directory)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
-        self._data: TokenStream | None = None
+        self._data: Stream | None = None
         self._state: TrainState | None = None
         self._peaks: list[float] = []
         self._loss = torch.zeros((), device=ranks.device)
@@ -111,23 +114,51 @@ class Run:
         Raises:
             ConfigError: no such dataset, it is not the same for all ranks, or the batch does not divide among them.
         """
+        if self.settings.batch_examples:
+            raise ConfigError(["batch_examples is set, but the data are a stream of tokens. Set batch_tokens instead."])
         dataset = open_dataset(url or self.settings.data)
-        fingerprints = self.ranks.gather(dataset.description.fingerprint)
-        if len(set(fingerprints)) > 1:
-            raise ConfigError([f"The ranks see different datasets at {dataset.store.url}: {', '.join(fingerprints)}."])
+        self._require_same(dataset.description, dataset.store.url)
         self._data = TokenStream(
             dataset.tokens(TRAIN),
             vocabulary=dataset.description.vocabulary,
             fingerprint=dataset.description.fingerprint,
             batch_tokens=self.settings.batch_tokens,
             sequence_length=sequence_length or self.settings.sequence_length,
-            micro_batch=1 if self.settings.micro_batch == "auto" else self.settings.micro_batch,
+            micro_batch=self._micro_batch,
             seed=self.settings.seed,
             ranks=self.ranks,
         )
         return self._data
 
-    def state(self, *, model: PreparedModel, optimizer: torch.optim.Optimizer, data: TokenStream | None = None) -> TrainState:
+    def examples(self, url: str | None = None, *, task: Task | None = None) -> ExampleStream:
+        """A dataset of examples, for fine-tuning, as a stream of micro-batches.
+
+        Args:
+            url: a directory or ``s3://bucket/prefix`` that ``trainrun examples`` wrote; ``settings.data`` by default.
+            task: what is learnt of it; ``settings.finetune.task`` by default.
+
+        Raises:
+            ConfigError: no such dataset, it is not the same for all ranks or not for this task, or the batch is not set or does
+                not divide among them.
+        """
+        if not self.settings.batch_examples:
+            raise ConfigError(
+                ["batch_examples is not set, and the data are examples. Set how many of them make an optimizer step."]
+            )
+        examples = open_examples(url or self.settings.data)
+        self._require_same(examples.description, examples.url)
+        self._data = stream = ExampleStream(
+            examples,
+            task=task or self.settings.finetune.task,
+            batch_examples=self.settings.batch_examples,
+            sequence_length=self.settings.sequence_length,
+            micro_batch=self._micro_batch,
+            seed=self.settings.seed,
+            ranks=self.ranks,
+        )
+        return stream
+
+    def state(self, *, model: PreparedModel, optimizer: torch.optim.Optimizer, data: Stream | None = None) -> TrainState:
         """What checkpoints hold; call its ``resume()`` before the loop and its ``save()`` at the end of each step."""
         self._state = TrainState(self, strategy=model.strategy, optimizer=optimizer, data=data)
         return self._state
@@ -238,6 +269,15 @@ class Run:
             skipped=self._skipped,
             strategy=self.settings.strategy,
         )
+
+    @property
+    def _micro_batch(self) -> int:
+        return 1 if self.settings.micro_batch == "auto" else self.settings.micro_batch
+
+    def _require_same(self, description: Described, url: str) -> None:
+        fingerprints = self.ranks.gather(description.fingerprint)
+        if len(set(fingerprints)) > 1:
+            raise ConfigError([f"The ranks see different datasets at {url}: {', '.join(fingerprints)}."])
 
     @property
     def _waited(self) -> float:

@@ -29,7 +29,7 @@ from trainrun.checkpoint.layout import (
 from trainrun.checkpoint.parts import Part, to_write, whole
 from trainrun.checkpoint.tensors import Named
 from trainrun.config import ConfigError, from_mapping, to_mapping
-from trainrun.data.stream import TokenStream
+from trainrun.data.stream import Stream
 from trainrun.errors import CheckpointError
 from trainrun.ranks import Ranks, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
@@ -49,7 +49,7 @@ class TrainState:
     Made by `trainrun.run.Run.state`. Without a checkpoint location nothing is saved, and nothing is found.
     """
 
-    def __init__(self, run: Run, *, strategy: Strategy, optimizer: torch.optim.Optimizer, data: TokenStream | None) -> None:
+    def __init__(self, run: Run, *, strategy: Strategy, optimizer: torch.optim.Optimizer, data: Stream | None) -> None:
         self._run, self._strategy, self._optimizer, self._data = run, strategy, optimizer, data
         self._ranks: Ranks = run.ranks
         self._settings: TrainSettings = strategy.settings
