@@ -119,6 +119,13 @@ def join(*, timeout_seconds: float, storage_timeout_seconds: float, tensor_paral
     return Ranks(rank, size, local_rank, device, control, storage, tensor_parallel, local_size)
 
 
+def require_group(device: torch.device) -> None:
+    """Make a process group of the one rank that is alone, for strategies that cannot do without."""
+    if not dist.is_initialized():
+        store = dist.HashStore()  # type: ignore[attr-defined]
+        dist.init_process_group(devices.backend(device), store=store, rank=0, world_size=1)
+
+
 def leave() -> None:
     """End the process groups, so that the process ends quietly."""
     if dist.is_initialized():

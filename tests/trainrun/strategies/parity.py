@@ -363,6 +363,5 @@ def _whole(parameter: Tensor) -> Tensor:
         whole: Tensor = safe_get_full_fp32_param(parameter)
         return whole
     if hasattr(parameter, "full_tensor"):
-        whole = parameter.full_tensor()
-        return whole
+        return parameter.full_tensor()
     return parameter

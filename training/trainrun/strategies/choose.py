@@ -5,9 +5,14 @@ from __future__ import annotations
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 from trainrun.strategies.base import Strategy
-from trainrun.strategies.ddp import DDP
 
 
 def strategy_of(settings: TrainSettings, ranks: Ranks) -> Strategy:
-    """Make the strategy that ``settings.strategy`` names."""
+    """Make the strategy that ``settings.strategy`` names; imports only what it needs."""
+    if settings.strategy == "fsdp2":
+        from trainrun.strategies.fsdp2 import FSDP2
+
+        return FSDP2(settings, ranks)
+    from trainrun.strategies.ddp import DDP
+
     return DDP(settings, ranks)

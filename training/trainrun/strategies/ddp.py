@@ -1,29 +1,31 @@
 """A replica on every rank: PyTorch's DistributedDataParallel, or nothing around the model when the process is alone."""
 
-from __future__ import annotations
-
+# (no "from __future__ import annotations": DDP reads those of its communication hook)
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainrun.models.weights import give_memory, on_meta, weights_of
 from trainrun.precision import autocast
 from trainrun.strategies.methods import Methods
-from trainrun.strategies.torch_state import TorchState
+from trainrun.strategies.torch_base import TorchStrategy
 
 
-class DDP(TorchState):
-    """Replicas whose gradients are averaged over the ranks while the backward pass runs."""
+class DDP(TorchStrategy):
+    """Replicas whose gradients are summed over the ranks while the backward pass runs."""
 
-    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _spread(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
         if on_meta(model):
             give_memory(model, weights_of(model, self.weights), self.ranks.device)
-        self.module = model.to(self.ranks.device)
+        model.to(self.ranks.device)
         self._replicas: DistributedDataParallel | None = None
         if self.ranks.size > 1:
             self._replicas = DistributedDataParallel(Methods(model), forward_sync_buffers=False, gradient_as_bucket_view=True)
+            self._replicas.register_comm_hook(None, _sum)
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, last: bool) -> Any:
         with autocast(self.settings.precision, self.ranks.device):
@@ -33,12 +35,8 @@ class DDP(TorchState):
             self._replicas.require_backward_grad_sync = last
             return self._replicas(method, *args, **kwargs)
 
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        torch.autograd.backward(loss * self.ranks.data_size)  # DDP takes the mean over the ranks; the sum is wanted
 
-    def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float) -> Tensor:
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        norm = nn.utils.clip_grad_norm_(parameters, clip_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        return norm
+def _sum(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+    """DDP would take the mean, which wants a loss multiplied by the ranks: in fp16 it overflows the sooner the more there are."""
+    reduced: torch.futures.Future[Any] = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+    return reduced.then(lambda future: future.value()[0])
