@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import os
 import signal
@@ -18,9 +17,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 import trainrun
 from trainrun.checkpoint import read, state
+from trainrun.checkpoint.digest import tensors_digest
 from trainrun.checkpoint.layout import Damaged
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
@@ -29,6 +30,7 @@ from trainrun.models.gpt import GPT
 from trainrun.optimizer import adamw
 from trainrun.s3 import S3Store
 from trainrun.store import DirectoryStore, open_store
+from trainrun.strategies.base import Strategy
 
 
 class DroppedGPT(GPT):
@@ -71,8 +73,8 @@ def train(
     model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
     train_state = run.state(model=model, optimizer=optimizer, data=data)
     resumed = train_state.resume()
-    restored = digest(gpt, optimizer)
-    seen, rates, saved = [], [], {}
+    restored = digest(model.strategy, optimizer)
+    seen, rates, losses, saved = [], [], [], {}
     for step in run.steps():
         if step == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -80,20 +82,24 @@ def train(
             os.kill(os.getpid(), signal.SIGTERM)
         if pause is not None and pause[0] == step:
             time.sleep(pause[1])
+        losses.append(0.0)
         for batch in data.micro_batches():
             seen.append((step, batch.inputs.tolist()))
-            run.backward(model.loss(batch))
+            loss = model.loss(batch)
+            losses[-1] += float(loss)
+            run.backward(loss)
         run.step(optimizer)
         rates.append(optimizer.param_groups[0]["lr"])
         if train_state.save():
-            saved[str(step)] = digest(gpt, optimizer)
-    np.savez(out / "parameters.npz", **{name: p.detach().numpy() for name, p in gpt.named_parameters()})
+            saved[str(step)] = digest(model.strategy, optimizer)
+    np.savez(out / "parameters.npz", **{name: whole(p).numpy() for name, p in gpt.named_parameters()})
     return {
         "resumed": resumed,
         "restored": restored,
         "saved": saved,
-        "final": digest(gpt, optimizer),
+        "final": digest(model.strategy, optimizer),
         "seen": seen,
+        "losses": losses,
         "rates": rates,
         "tokens": run.tokens_done,
     }
@@ -113,14 +119,16 @@ def parity(out: Path, **keywords: Any) -> dict[str, Any]:
     return parity.run_rank(out, **keywords)
 
 
-def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """A digest of all parameters and of the optimizer's state of each."""
-    sha = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        sha.update(name.encode() + parameter.detach().numpy().tobytes())
-        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
-            sha.update(key.encode() + value.numpy().tobytes())
-    return sha.hexdigest()
+def whole(parameter: Tensor) -> Tensor:
+    """All of a parameter, on every rank."""
+    parameter = parameter.detach()
+    return parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+
+
+def digest(strategy: Strategy, optimizer: torch.optim.Optimizer) -> str:
+    """A digest of what this rank has of all parameters and of the optimizer's state."""
+    parts = [*strategy.model_parts(), *strategy.optimizer_parts(optimizer)]
+    return tensors_digest((part.name, part.local) for part in sorted(parts, key=lambda part: (part.name, part.start)))
 
 
 def _kill_after_put(count: int) -> None:
