@@ -1,4 +1,4 @@
-"""The settings of a run from their layers: defaults <- a preset <- a DeepSpeed file <- a file <- the RunSpec of the node <- ``--a.b=c``."""
+"""The settings of a run from their layers: defaults <- a DeepSpeed file and a preset <- a file <- the RunSpec <- ``--a.b=c``."""
 
 from __future__ import annotations
 

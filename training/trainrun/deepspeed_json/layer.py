@@ -68,8 +68,8 @@ def _contradictions(translation: Translation, given: Mapping[str, Any], origins:
     strategy = given.get("strategy")
     if strategy in ("auto", "fsdp2") and "strategy" not in translation.said:
         yield (
-            f"strategy is {strategy!r} in {_origin(origins, 'strategy')}, but {_origin(origins, 'deepspeed')} configures DeepSpeed. "
-            "Use zero1, zero2 or zero3 (or ddp), or remove deepspeed."
+            f"strategy is {strategy!r} in {_origin(origins, 'strategy')}, but {_origin(origins, 'deepspeed')} configures "
+            "DeepSpeed. Use zero1, zero2 or zero3 (or ddp), or remove deepspeed."
         )
 
 

@@ -33,8 +33,8 @@ def read_optimizer(top: Section, into: Translation) -> None:
     block.finish()
     if kind is not None and kind.lower() not in OPTIMIZERS:
         into.problems.append(
-            f"{block.where('type')} is {kind!r}. trainrun has AdamW (also as 'Adam') and Muon. Change it, or remove the block and "
-            "give run.prepare an optimizer of your own."
+            f"{block.where('type')} is {kind!r}. trainrun has AdamW (also as 'Adam') and Muon. Change it, or remove the block "
+            "and give run.prepare an optimizer of your own."
         )
         return  # its numbers would mean something else
     if kind is not None:
@@ -65,8 +65,8 @@ def _read_numbers(parameters: Section, into: Translation, *, muon: bool) -> None
     decay = into.said.get("optimizer.weight_decay")
     if adam_w_mode is False and (decay is None or decay.value):
         into.problems.append(
-            f"{parameters.where('adam_w_mode')} is False: weight decay would be part of the gradient. Allowed: true, as in AdamW, or "
-            "a weight_decay of 0."
+            f"{parameters.where('adam_w_mode')} is False: weight decay would be part of the gradient. Allowed: true, as in "
+            "AdamW, or a weight_decay of 0."
         )
     for name, only in (("bias_correction", True), ("amsgrad", False)):
         parameters.take(one_of(only), name)

@@ -75,8 +75,8 @@ def _read_optimizer_checks(top: Section, into: Translation) -> None:
     top.take(flag, "zero_allow_untested_optimizer")
     if top.take(flag, "zero_force_ds_cpu_optimizer") is True:
         into.notes.append(
-            f"{top.where('zero_force_ds_cpu_optimizer')}: the optimizer's state that is offloaded is updated on the CPU by torch's "
-            "fused AdamW, which needs no compiler."
+            f"{top.where('zero_force_ds_cpu_optimizer')}: the optimizer's state that is offloaded is updated on the CPU by "
+            "torch's fused AdamW, which needs no compiler."
         )
 
 

@@ -64,6 +64,13 @@ def one_of(*choices: Any) -> Kind:
     return convert
 
 
+def mapping(value: Any) -> Mapping[str, Any]:
+    """A block."""
+    if not isinstance(value, Mapping):
+        raise ValueError("a mapping")
+    return value
+
+
 def texts(value: Any) -> list[str]:
     """A list of texts; DeepSpeed takes a single one for a list of it."""
     if isinstance(value, str):
@@ -127,15 +134,8 @@ class Section:
 
     def section(self, *names: str) -> Section | None:
         """The mapping under a key, None when there is none."""
-        self._known.update(names)
-        name = self.named(*names)
-        content = self._content.get(name)
-        if content is None:
-            return None
-        if not isinstance(content, Mapping):
-            self.problems.append(f"{self.where(name)} is {content!r}. Allowed: a mapping.")
-            return None
-        return Section(content, self.where(name), self.problems)
+        content = self.take(mapping, *names)
+        return None if content is None else Section(content, self.where(self.named(*names)), self.problems)
 
     def refuse(self, name: str, advice: str) -> None:
         """Say that a key is not supported, unless it switches itself off (false, null, ``enabled: false``, empty)."""

@@ -45,7 +45,8 @@ def engine_tuning(document: Mapping[str, Any], *, stage: int, hidden_size: int |
             )
     if problems:
         raise ConfigError(problems)
-    return {**tuning, ZERO: zero} if zero else tuning
+    rest = {name: value for name, value in tuning.items() if name != ZERO}
+    return {**rest, ZERO: zero} if zero else rest
 
 
 def by_width(hidden_size: int) -> dict[str, int]:

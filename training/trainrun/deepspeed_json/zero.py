@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from trainrun.deepspeed_json.section import AUTO, Section, flag, number, one_of, text, texts, whole
+from trainrun.deepspeed_json.section import AUTO, Section, flag, mapping, number, one_of, text, texts, whole
 from trainrun.deepspeed_json.translation import Translation
 
 STRATEGIES = {0: "ddp", 1: "zero1", 2: "zero2", 3: "zero3"}
@@ -87,12 +86,8 @@ def read_zero(top: Section, into: Translation) -> None:
 
 
 def _block(top: Section) -> Section | None:
-    content = top.take(lambda value: value, "zero_optimization")
-    if isinstance(content, bool):  # an old spelling of stage 1
-        content = {"stage": int(content)}
-    if content is not None and not isinstance(content, Mapping):
-        top.problems.append(f"{top.where('zero_optimization')} is {content!r}. Allowed: a mapping.")
-        return None
+    # true is an old spelling of stage 1
+    content = top.take(lambda value: {"stage": int(value)} if isinstance(value, bool) else mapping(value), "zero_optimization")
     return None if content is None else Section(content, top.where("zero_optimization"), top.problems)
 
 
@@ -129,7 +124,7 @@ def _read_offload(zero: Section, into: Translation) -> None:
         device = into.said.get(f"sharding.{setting}")
         if device is not None and device.value != "none" and (into.stage or 0) < least:
             into.problems.append(
-                f"{device.path} offloads, for which the stage is too low: {zero.where('stage')} is {into.stage or 0}. Allowed with it: "
+                f"{device.path} offloads, for which {zero.where('stage')} is too low ({into.stage or 0}). Allowed with it: "
                 f"{'1, 2 or 3' if least == 1 else '3'}."
             )
     zero.take(flag, "cpu_offload_use_pin_memory")  # DeepSpeed takes no notice of it any more

@@ -18,7 +18,7 @@ def train_settings(
     """The settings of a run.
 
     Args:
-        given: fields of `TrainSettings` that differ from their defaults. A ``deepspeed`` file has been read in (`with_documents`).
+        given: fields of `TrainSettings` that differ from their defaults. A ``deepspeed`` path has been read (`with_documents`).
         source: what they were read from, for messages.
         origins: by dotted name, where a setting is given, if not in ``source``.
         ranks: how many there are; None at synth, where the rules look at batch sizes that depend on it.
