@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trainrun.metrics import lines
-from trainrun.metrics.console import duration, scaled, step_line
+from trainrun.metrics.console import duration, scaled, step_line, summary_line
 
 
 def test_a_file_is_full_after_so_many_lines_and_each_line_is_there_at_once(
@@ -30,14 +35,60 @@ def test_nothing_is_made_before_there_is_something_to_say(tmp_path: Path) -> Non
     assert not (tmp_path / "metrics").exists()
 
 
+RECORD: dict[str, Any] = {
+    **{"step": 30, "steps": 1000, "loss": 1.23456, "learning_rate": 3e-3, "gradient_norm": 0.5, "tokens": 491520},
+    **{"tokens_per_second": 81234.5, "mfu": 0.41234, "mfu_convention": "6N+12Lhs", "data_wait": 0.0031},
+    **{"memory_bytes": 61.24 * 1024**3, "skipped": 2, "seconds_per_step": 0.2, "seconds_left": 75.2},
+    **{"world": 8, "strategy": "fsdp2", "precision": "bf16"},
+}
+
+
 def test_a_step_is_one_line() -> None:
-    record = {
-        **{"step": 30, "steps": 1000, "loss": 1.23456, "learning_rate": 3e-3, "gradient_norm": 0.5, "tokens": 491520},
-        **{"tokens_per_second": 81234.5, "seconds_left": 75.2, "world": 2, "precision": "fp32"},
-    }
-    assert step_line(record) == (
-        "step   30/1000    3.0%  loss 1.2346  lr 3.00e-03  norm 0.50  81.2k tok/s  492k tokens  2 x fp32  1:15 left"
+    assert step_line(RECORD) == (
+        "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%  1:15 left  data 0.3%  mem 61.2 GiB  "
+        "8 x fsdp2 x bf16  mfu by 6N+12Lhs"
     )
+
+
+def test_a_line_says_no_mfu_where_there_is_none_and_skipped_steps_in_fp16_only() -> None:
+    line = step_line({**RECORD, "mfu": None, "mfu_convention": None, "precision": "fp16", "strategy": "ddp"})
+    assert line == (
+        "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  1:15 left  data 0.3%  mem 61.2 GiB  skipped 2  "
+        "8 x ddp x fp16"
+    )
+
+
+def test_80_columns_hold_what_matters_most() -> None:
+    assert step_line(RECORD, width=80) == "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%"
+
+
+@given(width=st.integers(1, 200))
+def test_a_line_is_never_wider_than_the_terminal(width: int) -> None:
+    line = step_line(RECORD, width=width)
+    assert len(line) <= width
+    assert step_line(RECORD).startswith(line)
+
+
+def test_the_last_line_sums_up() -> None:
+    end = {
+        **{"step": 1000, "steps_here": 990, "tokens_here": 16_220_160, "seconds": 192.4, "tokens_per_second": 84304.4},
+        **{"mfu": 0.41234, "mfu_convention": "6N+12Lhs", "skipped": 1},
+    }
+    assert summary_line(end) == (
+        "Done at step 1000: 990 steps and 16.2M tokens in 3:12, 84.3k tok/s, mfu 41.2% by 6N+12Lhs, 1 skipped."
+    )
+    assert summary_line({**end, "mfu": None, "steps_here": 1}) == (
+        "Done at step 1000: 1 step and 16.2M tokens in 3:12, 84.3k tok/s, 1 skipped."
+    )
+
+
+def test_what_json_lacks_is_null(tmp_path: Path) -> None:
+    sink = lines.MetricLines(tmp_path)
+    sink.write({"step": 1, "loss": math.nan, "gradient_norm": math.inf, "learning_rate": 0.5})
+    (path,) = tmp_path.iterdir()
+    assert json.loads(path.read_text(), parse_constant=pytest.fail) == {
+        **{"time": pytest.approx(time.time(), abs=60), "step": 1, "loss": None, "gradient_norm": None, "learning_rate": 0.5}
+    }
 
 
 @pytest.mark.parametrize(

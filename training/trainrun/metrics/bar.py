@@ -41,8 +41,7 @@ class Bar:
         self._lock = threading.RLock()
         self._streams = (sys.stdout, sys.stderr)
         sys.stdout, sys.stderr = (
-            _Above(stream, self) if stream is not None and stream.isatty() else stream  # type: ignore[assignment]
-            for stream in self._streams
+            _Above(stream, self) if stream is not None and stream.isatty() else stream for stream in self._streams
         )
 
     @property

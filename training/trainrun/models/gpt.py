@@ -70,6 +70,14 @@ class GPT(nn.Module):
         logits = self(batch.inputs).float()
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED, reduction="sum")
 
+    flops_convention = "6N+12Lhs"
+
+    def flops_per_token(self, sequence_length: int) -> float:
+        """Forward and backward; the convention is described in `trainrun.metrics.flops`."""
+        parameters = sum(parameter.numel() for parameter in self.parameters())
+        looked_up = 0 if self.settings.tied else self.embedding.weight.numel()
+        return 6 * (parameters - looked_up) + 12 * self.settings.layers * self.settings.width * sequence_length
+
     def tensor_parallel_plan(self, ranks: int) -> dict[str, str]:
         """How ``ranks`` ranks split the model; the words are those of `trainrun.strategies.tensor_parallel.split`.
 
