@@ -39,7 +39,7 @@ from trainrun.settle import settle
 
 TINY = (
     *("--sequence_length=16", "--batch_tokens=128", "--micro_batch=1"),  # 8 sequences a step: 8, 4 or 2 micro-batches a rank
-    *("--model.layers=2", "--model.width=16", "--model.heads=2"),
+    *("--model.layers=2", "--model.width=16", "--model.heads=2", "--model.norm_weights=true"),  # weights that do not decay, too
     *("--steps=50", "--optimizer.warmup_steps=5", "--optimizer.learning_rate=0.01", "--optimizer.clip_norm=0.5"),
     "--log_every=1000",  # a line looks at the norm, which for a skipped step is not finite
 )
@@ -87,6 +87,8 @@ class Configuration:
     """A step whose gradient is made infinite: on the last rank only, in its first micro-batch. 0 for none."""
     frozen: tuple[str, ...] = ()
     """Names of parameters that do not train."""
+    meta: bool = False
+    """Whether the model is made on the meta device."""
 
     def settings(self, dataset: str) -> TrainSettings:
         return settle(None, [*TINY, f"--data={dataset}", *self.arguments])
@@ -122,7 +124,7 @@ def reference(dataset: str, configuration: Configuration, *, skip: Sequence[int]
         skip: steps whose update is left out.
     """
     own = [a for a in configuration.arguments if a.startswith(_MATTERS)]
-    return _reference(dataset, dataclasses.replace(configuration, arguments=tuple(own), overflow_at=0), tuple(skip))
+    return _reference(dataset, dataclasses.replace(configuration, arguments=tuple(own), overflow_at=0, meta=False), tuple(skip))
 
 
 _MATTERS = ("--optimizer.", "--model.", "--steps", "--batch_tokens", "--sequence_length", "--seed")
@@ -175,7 +177,8 @@ def _reference(dataset: str, configuration: Configuration, skip: tuple[int, ...]
 
 def _model(settings: TrainSettings, vocabulary: int, configuration: Configuration) -> GPT:
     seed_everything(settings.seed)
-    model = GPT(settings.model, vocabulary=vocabulary, context=settings.sequence_length)
+    with torch.device("meta" if configuration.meta else "cpu"):
+        model = GPT(settings.model, vocabulary=vocabulary, context=settings.sequence_length)
     for name in configuration.frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
@@ -314,7 +317,7 @@ def train(joined: Ranks, dataset: str, configuration: Configuration) -> Trained:
     with mock.patch.object(trainrun.run, "TokenStream", MaskedStream if configuration.masked else TokenStream):
         data = run.tokens()
     gpt = _model(settings, data.vocabulary, configuration)
-    if not joined.first:  # rank 0's weights have to become everyone's
+    if not (joined.first or configuration.meta):  # rank 0's weights have to become everyone's
         with torch.no_grad():
             for parameter in gpt.parameters():
                 parameter.add_(1.0)

@@ -139,7 +139,12 @@ def give_memory(model: nn.Module, weights: Weights, device: torch.device) -> Non
             if parameter.is_meta:
                 whole = nn.Parameter(weights.read(name).to(device, copy=True), requires_grad=parameter.requires_grad)
                 torch.utils.swap_tensors(parameter, whole)
-        for name, buffer in list(model.named_buffers()):
-            if buffer.is_meta:
-                owner, _, leaf = name.rpartition(".")
-                setattr(model.get_submodule(owner), leaf, weights.read(name).to(device, copy=True))
+    give_buffers_memory(model, weights, device)
+
+
+def give_buffers_memory(model: nn.Module, weights: Weights, device: torch.device) -> None:
+    """Put the buffers that are on the meta device onto ``device``, with their values."""
+    for name, buffer in list(model.named_buffers()):
+        if buffer.is_meta:
+            owner, _, leaf = name.rpartition(".")
+            setattr(model.get_submodule(owner), leaf, weights.read(name).to(device, copy=True))

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainrun.config import ConfigError
-from trainrun.models.weights import give_memory, on_meta, weights_of
+from trainrun.models.weights import Weights, give_buffers_memory, on_meta, weights_of
 from trainrun.precision import COMPUTED_IN, autocast
 from trainrun.ranks import Ranks, require_group
 from trainrun.strategies.methods import Methods
@@ -49,13 +49,18 @@ class FSDP2(TorchStrategy):
                 module.set_gradient_divide_factor(1.0)  # the sum over the ranks is wanted, not the mean ...
                 module.set_force_sum_reduction_for_comms(True)  # ... by an operation that gloo has too
         if weights is not None:
-            home = torch.device("cpu") if offloaded else self.ranks.device
-            self._root._apply(lambda tensor: torch.empty_like(tensor, device=home) if tensor.is_meta else tensor)
-            with torch.no_grad():
-                for part in self.model_parts():
+            self._give_memory(model, weights, torch.device("cpu") if offloaded else self.ranks.device)
+
+    def _give_memory(self, model: nn.Module, weights: Weights, home: torch.device) -> None:
+        """Put shards that are on the meta device onto ``home``, each rank reading what is its own."""
+        give_buffers_memory(model, weights, self.ranks.device)
+        shards = {f"model/{name}" for name, parameter in model.named_parameters() if parameter.is_meta}
+        self._root._apply(lambda tensor: torch.empty_like(tensor, device=home) if tensor.is_meta else tensor)
+        with torch.no_grad():
+            for part in self.model_parts():
+                if part.name in shards:
                     box = tuple(slice(start, stop) for start, stop in part.box)
                     part.local.copy_(weights.read(part.name.removeprefix("model/"), box))
-            give_memory(model, weights, self.ranks.device)  # buffers that are not part of the state
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, last: bool) -> Any:
         # Each micro-batch's gradients are summed into shards, for keeping them whole until the last would take the memory
