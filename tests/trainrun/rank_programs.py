@@ -27,7 +27,7 @@ from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 from trainrun.s3 import S3Store
 from trainrun.store import DirectoryStore, open_store
 from trainrun.strategies.base import Strategy
@@ -70,7 +70,7 @@ def train(
     data = run.tokens()
     kind = DroppedGPT if dropout else GPT
     gpt = kind(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
-    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
     train_state = run.state(model=model, optimizer=optimizer, data=data)
     resumed = train_state.resume()
     restored = digest(model.strategy, optimizer)

@@ -15,7 +15,7 @@ import trainrun
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 from trainrun.store import StoreError
 
 
@@ -24,7 +24,7 @@ def main() -> None:
     run = trainrun.start()
     data = run.tokens()
     gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
-    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
     state = run.state(model=model, optimizer=optimizer, data=data)
     state.resume()
     for _ in run.steps():

@@ -30,7 +30,7 @@ from trainrun.data.dataset import TRAIN, open_dataset
 from trainrun.data.order import sequence_at
 from trainrun.data.stream import TokenStream
 from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 from trainrun.prepare import PreparedModel
 from trainrun.ranks import Ranks, join, seed_everything
 from trainrun.run import Run
@@ -321,7 +321,7 @@ def train(joined: Ranks, dataset: str, configuration: Configuration) -> Trained:
         with torch.no_grad():
             for parameter in gpt.parameters():
                 parameter.add_(1.0)
-    model, optimizer = run.prepare(gpt, adamw(gpt, settings.optimizer))
+    model, optimizer = run.prepare(gpt, bundled(gpt, settings.optimizer))
     losses, rates = [], []
     with _recorded_norms(model) as norms:
         for step in run.steps():
