@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import math
 import os
 import sys
@@ -25,6 +26,7 @@ from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
 from trainrun.prepare import PreparedModel
+from trainrun.probe import fitting_micro_batch, said
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
@@ -78,6 +80,7 @@ class Run:
         self._stop = stop.StopFlag(ranks, state_directory)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
+        self._optimizer: torch.optim.Optimizer | None = None
         self._data: Stream | None = None
         self._state: TrainState | None = None
         self._peaks: list[float] = []
@@ -99,6 +102,7 @@ class Run:
         self._progress.describe(flops_of(model, sequence_length=length))
         self._strategy = strategy_of(self.settings, self.ranks)
         self._strategy.weights = weights
+        self._optimizer = optimizer
         self._strategy.prepare(model, optimizer)
         prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch)
         seed_everything(stream_seed(self.settings.seed, self.ranks.data_rank, 0))  # from here on they draw apart (dropout)
@@ -177,6 +181,8 @@ class Run:
             )
         self.ranks.set_timeout(self.settings.first_collective_timeout_seconds)  # groups made since start have PyTorch's own
         self.event("started", world=self.ranks.size)
+        if self.settings.micro_batch == "auto":
+            self._measure_micro_batch()
         self._progress.begin(waited=self._waited)
         try:
             while self.completed < self.settings.steps:
@@ -286,6 +292,17 @@ class Run:
     @property
     def _skipped(self) -> int:
         return 0 if self._strategy is None else self._strategy.skipped
+
+    def _measure_micro_batch(self) -> None:
+        if self._data is None or self._strategy is None or self._optimizer is None:
+            raise ConfigError(
+                ['micro_batch is "auto", which needs run.tokens() and run.prepare() before run.steps(). Or set it to a number.']
+            )
+        number, measured = fitting_micro_batch(self._strategy, self._optimizer, self._data, self.ranks)
+        self._data.set_micro_batch(number)
+        self.settings = dataclasses.replace(self.settings, micro_batch=number)
+        self._progress.say(said(number, measured, share=self._data.share))
+        self.event("micro_batch", sequences=number, share=self._data.share, **(vars(measured) if measured else {}))
 
     def _last_micro_batch(self) -> bool:
         return self._data is None or self._data.complete

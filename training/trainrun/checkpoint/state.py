@@ -185,7 +185,7 @@ class TrainState:
             world=self._ranks.size,
             mesh=self._strategy.mesh_sizes(),
             data=self._data.state() if self._data else {},
-            settings=to_mapping(self._settings),
+            settings=to_mapping(self._run.settings),
             versions={"trainrun": trainrun.__version__, "torch": torch.__version__},
             shards=tuple(from_mapping(Shard, shard) for shard in shards),
         )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainrun.checkpoint.parts import Part
+from trainrun.config import ConfigError
 from trainrun.models.weights import Weights
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
@@ -65,6 +66,26 @@ class Strategy(abc.ABC):
         Returns:
             The norm of the whole gradient before clipping, on the device; not finite when the step was skipped.
         """
+
+    def rehearse(self, batch: Any) -> None:
+        """A forward and backward pass of the model's ``loss``, to measure memory with (`trainrun.probe`). Collective.
+
+        It changes nothing but the gradients, which stay until `forget_gradients`.
+
+        Raises:
+            ConfigError: this strategy cannot take it back.
+        """
+        raise ConfigError(
+            [
+                f'micro_batch is "auto", which cannot be measured under {self.settings.strategy}: what a pass leaves behind '
+                "there cannot be taken back. Set micro_batch to a number."
+            ]
+        )
+
+    def forget_gradients(self) -> None:
+        """Forget what `rehearse` left behind."""
+        for parameter in self.module.parameters():
+            parameter.grad = None
 
     @abc.abstractmethod
     def model_parts(self) -> list[Part]:

@@ -47,6 +47,9 @@ class TorchStrategy(TorchState):
     def backward(self, loss: Tensor, *, last: bool) -> None:
         torch.autograd.backward(loss if self.loss_scale is None else loss * self.loss_scale.value)
 
+    def rehearse(self, batch: Any) -> None:
+        self.backward(self.call("loss", (batch,), {}, last=True), last=True)
+
     def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float) -> Tensor:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norm = gradient_norm(gradients, self.ranks.device)

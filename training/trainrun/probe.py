@@ -1,0 +1,172 @@
+"""How many sequences fit into memory: measured before training with one and with two, and the same on all ranks.
+
+Nothing is tried that might not fit: memory grows by the same amount with every sequence, so two measurements tell the rest.
+A run that was measured is the same, bit for bit, as one that was told the number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trainrun import devices
+from trainrun.config import ConfigError
+from trainrun.data.feed import Feed
+from trainrun.ranks import Ranks
+from trainrun.strategies.base import Strategy
+
+PART_OF_FREE = 0.85
+"""Part of the free memory that is planned with. The rest is for what no tensor shows: allocators round up and fragment, by
+about an eighth in the published runs of `training-survey` (section 6)."""
+
+STATE_BYTES = 8
+"""Optimizer state per parameter that does not exist before the first step: AdamW's two moments in fp32."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one rank found, in bytes."""
+
+    fixed: int
+    """That a forward and backward pass takes, whatever the number of sequences, beside what stays between the passes."""
+    per_sequence: int
+    budget: int
+    """What may be used for it."""
+
+    def need(self, sequences: int) -> int:
+        """What a pass over so many sequences takes."""
+        return self.fixed + sequences * self.per_sequence
+
+    def most(self, share: int) -> int:
+        """The largest divisor of ``share`` that fits, and 1 when none does: equal micro-batches waste nothing."""
+        return max((n for n in range(1, share + 1) if share % n == 0 and self.need(n) <= self.budget), default=1)
+
+
+def fitting_micro_batch(
+    strategy: Strategy, optimizer: torch.optim.Optimizer, data: Feed, ranks: Ranks
+) -> tuple[int, Measured | None]:
+    """The most sequences that fit in one micro-batch on every rank. Collective.
+
+    Returns:
+        The number, and what the rank that decided it measured; None when a rank has but one sequence, so that there was
+        nothing to measure.
+
+    Raises:
+        ConfigError: the model has no ``loss``, or the strategy cannot take back a pass.
+    """
+    if not callable(getattr(strategy.module, "loss", None)):
+        raise ConfigError(
+            [
+                f'micro_batch is "auto", which measures a pass of model.loss(batch), and {type(strategy.module).__name__} has no '
+                "such method. Give it one that returns the sum over the batch's valid tokens, or set micro_batch to a number."
+            ]
+        )
+    if data.share == 1:
+        return 1, None
+    with _without_trace(strategy, ranks.device):
+        strategy.rehearse(data.sample(1))  # pays for what comes once; gradients stay, as they do between micro-batches
+        budget = int(PART_OF_FREE * devices.memory(ranks.device, local_size=ranks.local_size).free)
+        budget -= _state_to_come(optimizer, ranks.device)
+        one = _peak_of_pass(strategy, data.sample(1), ranks.device)
+        if max(ranks.gather(2 * one > budget)):  # two might not fit, and finding out must not be by failing
+            found = Measured(fixed=0, per_sequence=one, budget=budget)
+        else:
+            two = _peak_of_pass(strategy, data.sample(2), ranks.device)
+            per_sequence = max(0, two - one)
+            found = Measured(fixed=one - per_sequence, per_sequence=per_sequence, budget=budget)
+    everyone = [Measured(**measured) for measured in ranks.gather(vars(found))]
+    tightest = min(everyone, key=lambda measured: measured.most(data.share))
+    return tightest.most(data.share), tightest
+
+
+def said(number: int, measured: Measured | None, *, share: int) -> str:
+    """The choice in a sentence, with what it rests on."""
+    line = f"Micro-batch: {number} of a rank's {share} sequences a step"
+    if measured is None:
+        return f"{line}."
+    gib = 1024**3
+    warning = "" if measured.need(number) <= measured.budget else " Even that may not fit: shard more, or recompute activations."
+    return (
+        f"{line}. A pass takes {measured.fixed / gib:.3g} GiB and {measured.per_sequence / gib:.3g} GiB for each sequence "
+        f"(measured); {max(0, measured.budget) / gib:.3g} GiB are there for it.{warning}"
+    )
+
+
+def _peak_of_pass(strategy: Strategy, batch: Any, device: torch.device) -> int:
+    """Bytes that a forward and backward pass takes at most, beside what was there before."""
+    if device.type == "cpu":
+        with _LiveBytes() as live:
+            strategy.rehearse(batch)
+        return live.peak
+    devices.synchronize(device)
+    before = devices.allocated_bytes(device)
+    devices.reset_peak(device)
+    strategy.rehearse(batch)
+    devices.synchronize(device)
+    return devices.peak_bytes(device) - before
+
+
+def _state_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    new = [_local(p) for p in parameters if not optimizer.state.get(p) and p.requires_grad and p.device.type == device.type]
+    return STATE_BYTES * sum(parameter.numel() for parameter in new)
+
+
+@contextlib.contextmanager
+def _without_trace(strategy: Strategy, device: torch.device) -> Iterator[None]:
+    """Give back gradients, buffers and random streams as they were. What is compiled runs uncompiled, else two sizes would
+    be compiled that training never sees."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in strategy.module.buffers()]
+    python, legacy = random.getstate(), np.random.get_state()
+    own = {} if device.type == "cpu" else {"devices": [device.index], "device_type": device.type}
+    with torch.random.fork_rng(**(own or {"devices": []})), torch.compiler.set_stance("force_eager"):
+        yield
+    strategy.forget_gradients()
+    random.setstate(python)
+    np.random.set_state(legacy)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
+    devices.reset_peak(device)
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that operations made and that are still alive, and the most there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {_local(leaf).untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                storage = _local(leaf).untyped_storage()
+                if storage._cdata not in given:  # else a view, or written in place
+                    self._born(storage)
+        return result
+
+    def _born(self, storage: torch.UntypedStorage) -> None:
+        size = storage.nbytes()
+        self.live += size
+        self.peak = max(self.peak, self.live)
+        weakref.finalize(storage, self._dead, size)
+
+    def _dead(self, size: int) -> None:
+        self.live -= size
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """This rank's part of a distributed tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
