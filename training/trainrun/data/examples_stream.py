@@ -39,6 +39,9 @@ class ExampleStream(Stream):
         micro_batch: most examples per rank in one forward pass.
         seed: of the order, and of what is masked.
 
+    Attributes:
+        description: of the dataset.
+
     Raises:
         ConfigError: the dataset is not for this task, nothing of it can be learnt at this length, or the batch does not divide
             among the ranks.
@@ -61,7 +64,7 @@ class ExampleStream(Stream):
         identity = {"fingerprint": description.fingerprint, "sequence_length": sequence_length, "seed": seed, "task": task}
         super().__init__(batch=batch_examples, micro_batch=micro_batch, ranks=ranks, identity=identity)
         self.vocabulary, self.sequence_length = description.vocabulary, sequence_length
-        self.classes = description.classes
+        self.description = description
         self._examples, self._task, self._seed = examples, task, seed
         valid = _valid_targets(examples.entries, task, sequence_length)
         self._learnable: Numbers = np.flatnonzero(valid)
@@ -77,10 +80,18 @@ class ExampleStream(Stream):
         """Which of the learnable examples stand at these positions."""
         return sequence_at(positions, count=len(self._learnable), seed=self._seed).astype(np.int64)
 
+    def sample(self, sequences: int) -> Batch:
+        """So many times the longest example: the most memory that a micro-batch can need."""
+        longest = self._examples.entries[self._learnable, LENGTH].argmax()
+        chosen = np.full(sequences, self._learnable[longest])
+        return self._on_device(self._tensors(chosen, np.arange(sequences, dtype=np.uint64)))
+
     def _read(self, positions: Positions) -> tuple[Tensor, ...]:
-        chosen = self._learnable[self._order(positions)]
+        return self._tensors(self._learnable[self._order(positions)], positions)
+
+    def _tensors(self, chosen: Numbers, positions: Positions) -> tuple[Tensor, ...]:
         rows = [self._row(self._examples.entries[example], int(p)) for example, p in zip(chosen, positions, strict=True)]
-        inputs, present = self._padded([row[0] for row in rows], self._examples.description.padding)
+        inputs, present = self._padded([row[0] for row in rows], self.description.padding)
         if self._task == "classification":
             return inputs, torch.from_numpy(self._examples.entries[chosen, DETAIL].copy()), present
         return inputs, self._padded([row[1] for row in rows], IGNORED)[0], present
@@ -107,7 +118,7 @@ class ExampleStream(Stream):
         inputs, targets = tokens.copy(), np.full_like(tokens, IGNORED)
         targets[places] = tokens[places]
         way = draw.random(len(places))
-        inputs[places[way < 0.8]] = self._examples.description.mask
+        inputs[places[way < 0.8]] = self.description.mask
         others = places[(way >= 0.8) & (way < 0.9)]
         inputs[others] = draw.integers(self.vocabulary, size=len(others))
         return inputs, targets

@@ -95,6 +95,11 @@ def tokenizer_of(name: str) -> Tokenizer:
     return ByteTokenizer() if name == BYTES else HuggingFaceTokenizer(Path(name))
 
 
+def has_tokenizer(folder: Path) -> bool:
+    """Whether the folder of a model has a tokenizer too."""
+    return any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"))
+
+
 def load_tokenizer(folder: Path) -> Any:
     """transformers' tokenizer of a folder; see `tokenizer_of`."""
     if not folder.is_dir():

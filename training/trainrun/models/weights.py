@@ -102,7 +102,7 @@ def parameters_without_memory() -> Iterator[None]:
             return parameter
         return nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
 
-    hook = register_module_parameter_registration_hook(to_meta)
+    hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]  # torch's hint forgets the result
     try:
         yield
     finally:
@@ -138,7 +138,7 @@ def give_memory(model: nn.Module, weights: Weights, device: torch.device) -> Non
         for name, parameter in model.named_parameters():
             if parameter.is_meta:
                 whole = nn.Parameter(weights.read(name).to(device, copy=True), requires_grad=parameter.requires_grad)
-                torch.utils.swap_tensors(parameter, whole)
+                torch.utils.swap_tensors(parameter, whole)  # type: ignore[no-untyped-call]
     give_buffers_memory(model, weights, device)
 
 
