@@ -13,6 +13,10 @@ def strategy_of(settings: TrainSettings, ranks: Ranks) -> Strategy:
         from trainrun.strategies.fsdp2 import FSDP2
 
         return FSDP2(settings, ranks)
+    if settings.strategy.startswith("zero"):
+        from trainrun.strategies.zero import ZeRO
+
+        return ZeRO(settings, ranks)
     from trainrun.strategies.ddp import DDP
 
     return DDP(settings, ranks)
