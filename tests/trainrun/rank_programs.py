@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import trainrun
+from trainrun import devices
 from trainrun.checkpoint import read, state
 from trainrun.checkpoint.digest import tensors_digest
 from trainrun.checkpoint.layout import Damaged
@@ -105,6 +106,20 @@ def train(
     }
 
 
+def chosen(out: Path, *, arguments: list[str], bytes_of_memory: int | None = None) -> dict[str, Any]:
+    """What the strategy "auto" becomes.
+
+    Args:
+        bytes_of_memory: what this rank has; by default the machine's share.
+    """
+    run = trainrun.start(arguments=arguments)
+    if bytes_of_memory is not None:
+        devices.memory = lambda device, *, local_size: devices.Memory(bytes_of_memory, bytes_of_memory)
+    gpt = GPT(run.settings.model, vocabulary=run.tokens().vocabulary, context=run.settings.sequence_length)
+    run.prepare(gpt, bundled(gpt, run.settings.optimizer))
+    return {"strategy": run.settings.strategy}
+
+
 def collect(out: Path, *, value: Any) -> dict[str, Any]:
     """What ranks tell each other."""
     run = trainrun.start(arguments=[])
@@ -117,6 +132,13 @@ def parity(out: Path, **keywords: Any) -> dict[str, Any]:
     import parity
 
     return parity.run_rank(out, **keywords)
+
+
+def reshard(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Several checkpoints in turn (see checkpoint/resharding.py)."""
+    import resharding
+
+    return resharding.run_rank(out, **keywords)
 
 
 def whole(parameter: Tensor) -> Tensor:
@@ -173,7 +195,7 @@ def _fault_two_attempts_a_request(rank: int) -> None:
 
 FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().items()) if name.startswith("_fault_")}
 
-PROGRAMS = {"train": train, "collect": collect, "parity": parity}
+PROGRAMS = {"train": train, "collect": collect, "parity": parity, "reshard": reshard, "chosen": chosen}
 
 
 def enter(program: str, out: Path, environment: dict[str, str], keywords: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from trainrun.data.dataset import TRAIN, Described, open_dataset
 from trainrun.data.examples import open_examples
 from trainrun.data.examples_stream import ExampleStream
 from trainrun.data.stream import Stream, TokenStream
+from trainrun.deepspeed_json import remarks
 from trainrun.metrics.flops import flops_of
 from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
@@ -31,8 +32,10 @@ from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
 from trainrun.settle import settle
+from trainrun.strategies.auto import resolve
 from trainrun.strategies.base import Strategy
 from trainrun.strategies.choose import strategy_of
+from trainrun.strategies.host_memory import require_host_memory
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -100,6 +103,7 @@ class Run:
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         length = self.settings.sequence_length if self._data is None else self._data.sequence_length
         self._progress.describe(flops_of(model, sequence_length=length))
+        self._settle_strategy(model)
         self._strategy = strategy_of(self.settings, self.ranks)
         self._strategy.weights = weights
         self._optimizer = optimizer
@@ -107,6 +111,18 @@ class Run:
         prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch)
         seed_everything(stream_seed(self.settings.seed, self.ranks.data_rank, 0))  # from here on they draw apart (dropout)
         return prepared, optimizer
+
+    def _settle_strategy(self, model: nn.Module) -> None:
+        """From here on the settings name what is used, in metric lines and checkpoints too."""
+        if self.settings.strategy == "auto":
+            choice = resolve(self.settings, self.ranks, model)
+            self.settings = choice.settings
+            self._progress.say(choice.reason)
+            self.event("strategy", chosen=self.settings.strategy, reason=choice.reason)
+        require_host_memory(self.settings, self.ranks, model)
+        assert isinstance(self.settings.deepspeed, dict)
+        for remark in remarks(self.settings.deepspeed, strategy=self.settings.strategy):
+            self._progress.say(remark)
 
     def tokens(self, url: str | None = None, *, sequence_length: int | None = None) -> TokenStream:
         """The training split of a token dataset as a stream of micro-batches.

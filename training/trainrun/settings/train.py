@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainrun.config import ConfigError
+from trainrun.settings import combinations
 from trainrun.settings.checkpoint import CheckpointSettings
 from trainrun.settings.finetune import FineTuneSettings
 from trainrun.settings.model import ModelSettings
@@ -16,6 +17,7 @@ from trainrun.settings.sharding import ShardingSettings
 
 Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
+Checkpointing = Literal["none", "selective", "full"]
 
 DEFAULT_BATCH_TOKENS = 16384
 
@@ -49,7 +51,7 @@ class TrainSettings:
     scale. fp8 needs hardware that has it."""
     tf32: bool = False
     """Whether fp32 matrix products may use TF32 on NVIDIA GPUs that have it."""
-    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    activation_checkpointing: Checkpointing = "none"
     """Recompute activations in the backward pass instead of keeping them: those of all but matrix products and attention
     (selective), or of whole blocks (full)."""
     compile: bool = False
@@ -95,5 +97,6 @@ class TrainSettings:
                 f"batch_tokens is {self.batch_tokens}, not a multiple of sequence_length ({self.sequence_length}). "
                 f"The nearest that is: {max(1, round(self.batch_tokens / self.sequence_length)) * self.sequence_length}."
             )
+        problems += combinations.problems(self)
         if problems:
             raise ConfigError(problems)
