@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import nn
@@ -17,11 +18,14 @@ class PreparedModel:
         strategy: has prepared the model already.
         last_micro_batch: whether the call belongs to the last micro-batch of a step, after which gradients are summed
             over the ranks; before it they only accumulate.
+        advised: a context that explains failed allocations.
     """
 
-    def __init__(self, strategy: Strategy, *, last_micro_batch: Callable[[], bool]) -> None:
+    def __init__(
+        self, strategy: Strategy, *, last_micro_batch: Callable[[], bool], advised: Callable[[], AbstractContextManager[None]]
+    ) -> None:
         self.strategy = strategy
-        self._last_micro_batch = last_micro_batch
+        self._last_micro_batch, self._advised = last_micro_batch, advised
 
     @property
     def module(self) -> nn.Module:
@@ -30,11 +34,13 @@ class PreparedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
-        return self.strategy.call("__call__", args, kwargs, last=self._last_micro_batch())
+        with self._advised():
+            return self.strategy.call("__call__", args, kwargs, last=self._last_micro_batch())
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
         """The model's ``loss``: by contract the sum over the batch's valid tokens."""
-        return self.strategy.call("loss", args, kwargs, last=self._last_micro_batch())
+        with self._advised():
+            return self.strategy.call("loss", args, kwargs, last=self._last_micro_batch())
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)

@@ -15,14 +15,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from trainrun import devices
 from trainrun.config import ConfigError
-from trainrun.data.feed import Feed
+from trainrun.data.batch import IGNORED, Batch
+from trainrun.data.stream import Stream
 from trainrun.ranks import Ranks
+from trainrun.settings import TrainSettings
 from trainrun.strategies.base import Strategy
 
 PART_OF_FREE = 0.85
@@ -53,7 +56,7 @@ class Measured:
 
 
 def fitting_micro_batch(
-    strategy: Strategy, optimizer: torch.optim.Optimizer, data: Feed, ranks: Ranks
+    strategy: Strategy, optimizer: torch.optim.Optimizer, data: Stream, ranks: Ranks
 ) -> tuple[int, Measured | None]:
     """The most sequences that fit in one micro-batch on every rank. Collective.
 
@@ -74,14 +77,14 @@ def fitting_micro_batch(
     if data.share == 1:
         return 1, None
     with _without_trace(strategy, ranks.device):
-        strategy.rehearse(data.sample(1))  # pays for what comes once; gradients stay, as they do between micro-batches
+        strategy.rehearse(_sample(data, 1))  # pays for what comes once; gradients stay, as they do between micro-batches
         budget = int(PART_OF_FREE * devices.memory(ranks.device, local_size=ranks.local_size).free)
         budget -= _state_to_come(optimizer, ranks.device)
-        one = _peak_of_pass(strategy, data.sample(1), ranks.device)
+        one = _peak_of_pass(strategy, _sample(data, 1), ranks.device)
         if max(ranks.gather(2 * one > budget)):  # two might not fit, and finding out must not be by failing
             found = Measured(fixed=0, per_sequence=one, budget=budget)
         else:
-            two = _peak_of_pass(strategy, data.sample(2), ranks.device)
+            two = _peak_of_pass(strategy, _sample(data, 2), ranks.device)
             per_sequence = max(0, two - one)
             found = Measured(fixed=one - per_sequence, per_sequence=per_sequence, budget=budget)
     everyone = [Measured(**measured) for measured in ranks.gather(vars(found))]
@@ -102,18 +105,46 @@ def said(number: int, measured: Measured | None, *, share: int) -> str:
     )
 
 
+def out_of_memory_advice(error: RuntimeError, *, settings: TrainSettings, step: int, ranks: Ranks) -> str:
+    """What to tell when an allocation failed while training, which ends the run: once shards are half exchanged, trying again
+    in the same process would hang or train on garbage."""
+    advice = []
+    if isinstance(settings.micro_batch, int) and settings.micro_batch > 1:
+        advice.append(f"micro_batch to {settings.micro_batch // 2} (it is {settings.micro_batch})")
+    if settings.activation_checkpointing != "full":
+        advice.append(f'activation_checkpointing to "full" (it is "{settings.activation_checkpointing}")')
+    if settings.strategy not in ("fsdp2", "zero3"):
+        advice.append(f'strategy to "fsdp2" or "zero3" (it is "{settings.strategy}")')
+    remedy = f"Set {', or '.join(advice)}." if advice else "Use more ranks, or shorter sequences."
+    return (
+        f"Out of memory on rank {ranks.rank} ({devices.name(ranks.device)}) in step {step}: {str(error).splitlines()[0]} The run "
+        f"ended and goes on from its last checkpoint when it is started again. {remedy}"
+    )
+
+
 def _peak_of_pass(strategy: Strategy, batch: Any, device: torch.device) -> int:
     """Bytes that a forward and backward pass takes at most, beside what was there before."""
     if device.type == "cpu":
         with _LiveBytes() as live:
             strategy.rehearse(batch)
-        return live.peak
+        return int(live.peak)
     devices.synchronize(device)
     before = devices.allocated_bytes(device)
     devices.reset_peak(device)
     strategy.rehearse(batch)
     devices.synchronize(device)
     return devices.peak_bytes(device) - before
+
+
+def _sample(data: Stream, sequences: int) -> Batch:
+    """Sequences of the data, padded to the full length, which examples may have in any micro-batch."""
+    batch = data.sample(sequences)
+    missing = data.sequence_length - batch.inputs.shape[1]
+    return Batch(
+        inputs=F.pad(batch.inputs, (0, missing)),
+        targets=F.pad(batch.targets, (0, missing), value=IGNORED) if batch.targets.dim() == 2 else batch.targets,
+        present=None if batch.present is None else F.pad(batch.present, (0, missing)),
+    )
 
 
 def _state_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
@@ -140,11 +171,11 @@ def _without_trace(strategy: Strategy, device: torch.device) -> Iterator[None]:
     devices.reset_peak(device)
 
 
-class _LiveBytes(TorchDispatchMode):
+class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of tensors that operations made and that are still alive, and the most there were at once."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.live = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainrun import stop
+from trainrun import devices, stop
 from trainrun.checkpoint.state import TrainState
 from trainrun.config import ConfigError
 from trainrun.data.dataset import TRAIN, Described, open_dataset
@@ -27,7 +28,7 @@ from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
 from trainrun.prepare import PreparedModel
-from trainrun.probe import fitting_micro_batch, said
+from trainrun.probe import fitting_micro_batch, out_of_memory_advice, said
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
@@ -108,7 +109,7 @@ class Run:
         self._strategy.weights = weights
         self._optimizer = optimizer
         self._strategy.prepare(model, optimizer)
-        prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch)
+        prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch, advised=self._advised)
         seed_everything(stream_seed(self.settings.seed, self.ranks.data_rank, 0))  # from here on they draw apart (dropout)
         return prepared, optimizer
 
@@ -229,7 +230,8 @@ class Run:
             )
         loss = loss / self._data.valid_tokens
         self._loss += loss.detach()
-        self._strategy.backward(loss, last=self._data.complete)
+        with self._advised():
+            self._strategy.backward(loss, last=self._data.complete)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip, set the learning rate of this step, update, and move on: data, counters, metrics.
@@ -245,7 +247,8 @@ class Run:
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
-        self._norm = self._strategy.update(optimizer, clip_norm=self.settings.optimizer.clip_norm or math.inf)
+        with self._advised():
+            self._norm = self._strategy.update(optimizer, clip_norm=self.settings.optimizer.clip_norm or math.inf)
         tokens = self._data.valid_tokens
         self._data.advance()
         self.completed += 1
@@ -319,6 +322,18 @@ class Run:
         self.settings = dataclasses.replace(self.settings, micro_batch=number)
         self._progress.say(said(number, measured, share=self._data.share))
         self.event("micro_batch", sequences=number, share=self._data.share, **(vars(measured) if measured else {}))
+
+    @contextlib.contextmanager
+    def _advised(self) -> Iterator[None]:
+        """Let an allocation that fails say what to change."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not devices.is_out_of_memory(error):
+                raise
+            step = self.completed + 1
+            advice = out_of_memory_advice(error, settings=self.settings, step=step, ranks=self.ranks)
+            raise MemoryError(advice) from error
 
     def _last_micro_batch(self) -> bool:
         return self._data is None or self._data.complete
