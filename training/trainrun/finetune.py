@@ -56,12 +56,12 @@ def export(run: Run, model: PreparedModel, loaded: Loaded) -> None:
             pass
         return
     named = ((name.removeprefix("model/").removeprefix(PREFIX), tensor) for name, tensor in tensors)
-    export_model(loaded.model.model, named, run.settings.finetune.export, tokenizer=loaded.folder)
+    export_model(loaded.model.model, named, run.settings.finetune.export, source=loaded.folder)
     print(f"The model was written to {run.settings.finetune.export}.", file=sys.stderr)
 
 
 if __name__ == "__main__":
     try:
         main()
-    except (ConfigError, CheckpointError, StoreError, FloatingPointError) as error:
+    except (ConfigError, CheckpointError, StoreError, FloatingPointError, MemoryError) as error:
         sys.exit(f"trainrun.finetune: {error}")

@@ -86,3 +86,34 @@ def test_generation_is_the_same_for_the_same_seed() -> None:
     assert model.generate([1], 40, seed=1) == model.generate([1], 40, seed=1)
     assert model.generate([1], 40, seed=1) != model.generate([1], 40, seed=2)
     assert len(model.generate([1] * 30, 40)) == 40
+
+
+def test_grouped_queries_share_keys_and_values() -> None:
+    """The same as full heads whose keys and values are repeated."""
+    grouped, full = gpt(kv_heads=2), gpt()
+    with torch.no_grad():
+        for parameter in grouped.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.2)
+        for name, parameter in full.named_parameters():
+            given = dict(grouped.named_parameters())[name]
+            if name.endswith(("keys.weight", "values.weight")):
+                given = given.view(2, 1, 8, 32).expand(2, 2, 8, 32).reshape(32, 32)
+            parameter.copy_(given)
+    tokens = torch.randint(50, (2, 16))
+    torch.testing.assert_close(grouped(tokens), full(tokens), atol=1e-5, rtol=1e-4)
+
+
+def test_weights_follow_from_the_seed_and_the_name_alone() -> None:
+    settings = ModelSettings(layers=2, width=32, heads=4, norm_weights=True, tied=False, activation="swiglu")
+    torch.manual_seed(3)
+    torch.randn(100)  # how much was drawn before does not matter
+    eager = GPT(settings, vocabulary=50, context=16)
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        made = GPT(settings, vocabulary=50, context=16)
+    torch.manual_seed(9)
+    for name, tensor in (*eager.named_parameters(), *eager.named_buffers()):
+        assert torch.equal(made.initial(name), tensor), name
+    deeper = GPT(ModelSettings(**{**settings.__dict__, "layers": 3}), vocabulary=50, context=16)
+    assert not torch.equal(deeper.embedding.weight, eager.embedding.weight)
+    assert deeper.initial("blocks.2.attention.keys.weight").std().item() == pytest.approx(32**-0.5, rel=0.1)

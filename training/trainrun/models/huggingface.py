@@ -148,8 +148,8 @@ def _require_fit(config: Any, folder: Path, data: ExamplesDescription, sequence_
     problems = []
     if has_tokenizer(folder) and HuggingFaceTokenizer(folder).name != data.tokenizer:
         problems.append(
-            f"The data were written with another tokenizer than that of {folder}, so that their tokens mean something else to the "
-            f"model. Write them anew: python -m trainrun examples ... --tokenizer {folder}."
+            f"The data were written with another tokenizer than that of {folder}: their tokens mean something else to the model. "
+            f"Write them anew: python -m trainrun examples ... --tokenizer {folder}."
         )
     if data.vocabulary > config.vocab_size:
         problems.append(f"The data have token ids up to {data.vocabulary - 1}, the model in {folder} has {config.vocab_size}.")

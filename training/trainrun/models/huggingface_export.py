@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,19 +15,21 @@ from trainrun.data.tokenizer import has_tokenizer, load_tokenizer
 from trainrun.models.huggingface_files import INDEX, SINGLE
 from trainrun.store import open_store
 
+GENERATION = "generation_config.json"
+
 LARGEST_FILE = 5 * 1000**3
 """Bytes of weights in one file, as hubs like it."""
 
 
 def export_model(
-    model: Any, tensors: Iterable[tuple[str, Tensor]], url: str, *, tokenizer: Path, largest_file: int = LARGEST_FILE
+    model: Any, tensors: Iterable[tuple[str, Tensor]], url: str, *, source: Path, largest_file: int = LARGEST_FILE
 ) -> None:
     """Write a model to a folder or ``s3://bucket/prefix``.
 
     Args:
         model: of transformers, for its configuration.
         tensors: the whole weights, by transformers' names; taken one after the other.
-        tokenizer: a folder from which the tokenizer is taken along, if it has one.
+        source: the folder from which the model came; its tokenizer and how it generates are taken along.
         largest_file: bytes of weights after which another file is begun.
     """
     model.config.architectures = [type(model).__name__]
@@ -34,8 +37,10 @@ def export_model(
     with tempfile.TemporaryDirectory(prefix="trainrun-export-") as temporary:
         folder = Path(temporary)
         model.config.save_pretrained(folder)
-        if has_tokenizer(tokenizer):
-            load_tokenizer(tokenizer).save_pretrained(folder)
+        if has_tokenizer(source):
+            load_tokenizer(source).save_pretrained(folder)
+        if (source / GENERATION).is_file():
+            shutil.copy(source / GENERATION, folder)
         _write_weights(tensors, folder, largest_file)
         store = open_store(url)
         for path in sorted(folder.rglob("*")):
