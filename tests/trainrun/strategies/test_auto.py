@@ -106,12 +106,6 @@ def test_a_shard_size_that_is_set_is_kept():
     assert choice.settings.sharding.shard_size == 4
 
 
-def test_offload_to_disk_is_deepspeeds():
-    settings, model = llama(sharding={"offload_optimizer": "nvme", "nvme_path": "/local"}, **BATCH)
-    with pytest.raises(ConfigError, match='Set strategy to "zero3"'):
-        choose(settings, model, Machine(memory=H100, ranks=16, local_ranks=8))
-
-
 @hypothesis_settings(max_examples=200, deadline=None)
 @given(
     memory=st.integers(10**6, 10**12),

@@ -43,12 +43,8 @@ def choose(settings: TrainSettings, model: Model, machine: Machine) -> Choice:
     What the user has set is kept: a shard_size, activation checkpointing, offload. Offload is never chosen.
 
     Raises:
-        ConfigError: nothing fits, with the numbers and what would help; or what is set goes with none of these strategies.
+        ConfigError: nothing fits, with the numbers and what would help.
     """
-    if "nvme" in (settings.sharding.offload_optimizer, settings.sharding.offload_parameters):
-        raise ConfigError(
-            ['strategy is "auto", which leaves DeepSpeed\'s alone; offload to "nvme" is theirs. Set strategy to "zero3".']
-        )
     needs: list[str] = []
     for name, shards in _candidates(settings, machine):
         need = _need(settings, model, name, shards)
