@@ -1,6 +1,5 @@
 """DeepSpeed files in the shapes that people have, read into settings."""
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -8,8 +7,6 @@ import pytest
 
 from trainrun.config import ConfigError, to_mapping
 from trainrun.deepspeed_json import engine_tuning, remarks
-from trainrun.deepspeed_json.layer import DEFAULT_BATCH_TOKENS, DEFAULT_SEQUENCE_LENGTH
-from trainrun.settings import TrainSettings
 from trainrun.settings.layers import train_settings
 from trainrun.settle import settle
 
@@ -257,9 +254,12 @@ def test_a_batch_that_the_settings_give_otherwise_is_shown_in_sequences_and_toke
     assert "batch_tokens is 12288 in train.yaml" in problem
 
 
-def test_the_defaults_that_sizes_are_reckoned_with_are_those_of_the_settings():
-    defaults = {field.name: field.default for field in dataclasses.fields(TrainSettings)}
-    assert (defaults["batch_tokens"], defaults["sequence_length"]) == (DEFAULT_BATCH_TOKENS, DEFAULT_SEQUENCE_LENGTH)
+def test_a_step_of_examples_takes_the_batch_as_it_is():
+    assert read(SQUAD, batch_examples=24).batch_examples == 24
+    (problem,) = problems(SQUAD, batch_examples=48)
+    assert "deepspeed.train_batch_size in ds.json makes batch_examples 24, but batch_examples is 48" in problem
+    (problem,) = problems({"train_micro_batch_size_per_gpu": 5}, batch_examples=48)
+    assert "48 != 5 * GA * 8" in problem
 
 
 # UX-05: offload with a client's optimizer

@@ -48,21 +48,29 @@ class BatchSizes:
         micro = str(self.micro) if self.micro else "micro batch"
         accumulation = str(self.accumulation) if self.accumulation else "GA"
         unit = (self.micro or 1) * (self.accumulation or 1)
-        if self.micro and self.accumulation:
-            fit = f"{self.train // unit} ranks" if self.train % unit == 0 else "no number of ranks"
-        else:
-            fitting = [count for count in range(1, 4 * ranks) if self.train % (unit * count) == 0]
-            fit = f"{' or '.join(map(str, _around(fitting, ranks)))} ranks" if fitting else "no number of ranks"
+        fitting = (
+            _fitting(self.train // unit, ranks, alone=bool(self.micro and self.accumulation)) if self.train % unit == 0 else []
+        )
+        fit = " or ".join(f"{count:,}" for count in fitting) or "no number of"
         return (
             f"deepspeed.{NAMES[0]} must be {NAMES[1]} x {NAMES[2]} x ranks, but "
-            f"{self.train} != {micro} * {accumulation} * {ranks}. These sizes go with {fit}; for {ranks} ranks make "
+            f"{self.train} != {micro} * {accumulation} * {ranks}. These sizes go with {fit} ranks; for {ranks} ranks make "
             f"{NAMES[0]} a multiple of {unit * ranks}."
         )
 
 
-def _around(fitting: list[int], ranks: int) -> list[int]:
-    """The nearest below and above."""
-    return [*[count for count in fitting if count < ranks][-1:], *[count for count in fitting if count > ranks][:1]]
+SEARCHED = 100_000
+"""Numbers of ranks that are tried on either side: more than anybody has."""
+
+
+def _fitting(product: int, ranks: int, *, alone: bool) -> list[int]:
+    """The nearest numbers of ranks below and above that divide ``product``, or are it where nothing else can give way."""
+    if alone:
+        return [product]
+    highest = min(ranks - 1, product)
+    below = (count for count in range(highest, max(0, highest - SEARCHED), -1) if product % count == 0)
+    above = (count for count in range(ranks + 1, min(product, ranks + SEARCHED) + 1) if product % count == 0)
+    return [count for count in (next(below, 0), next(above, 0)) if count]
 
 
 def read_batch(top: Section) -> BatchSizes:

@@ -9,10 +9,7 @@ from trainrun.config import ConfigError, merge
 from trainrun.deepspeed_json.batch import NAMES, BatchSizes
 from trainrun.deepspeed_json.translate import translate
 from trainrun.deepspeed_json.translation import Said, Translation
-
-DEFAULT_SEQUENCE_LENGTH = 256
-DEFAULT_BATCH_TOKENS = 16384
-"""Of `trainrun.settings.TrainSettings`, which imports nothing from here and which a test compares."""
+from trainrun.settings.train import TrainSettings
 
 
 def with_deepspeed(given: Mapping[str, Any], *, origins: Mapping[str, str], ranks: int | None = None) -> dict[str, Any]:
@@ -85,44 +82,57 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _add_batch(translation: Translation, given: Mapping[str, Any], origins: Mapping[str, str], ranks: int | None) -> None:
-    """`batch_tokens` and `micro_batch` from the file's three sizes and what the user gives."""
+    """The sizes of a step and of a micro-batch from the file's three and what the user gives."""
     file = translation.batch
-    if file == BatchSizes():
+    unit = _unit(given)
+    if file == BatchSizes() or unit is None:
         return
-    length = _whole(given.get("sequence_length"), DEFAULT_SEQUENCE_LENGTH)
-    tokens = _whole(given.get("batch_tokens"), None)
-    if length is None or (tokens is not None and tokens % length):
-        return  # TrainSettings says what is wrong with them
+    setting, tokens = unit
+    what = f" ({file.train} sequences of {tokens} tokens)" if setting == "batch_tokens" else ""
     if file.train is not None:
-        translation.say("batch_tokens", file.train * length, f"deepspeed.{NAMES[0]} ({file.train} sequences of {length} tokens)")
+        translation.say(setting, file.train * tokens, f"deepspeed.{NAMES[0]}{what}")
     if file.micro is not None:
         translation.say("micro_batch", file.micro, f"deepspeed.{NAMES[1]}")
-    sizes = combined(file, given, length)
     if ranks is None or any(_contradictions(translation, given, origins)):
         return
     try:
-        sizes = sizes.with_ranks(ranks)
+        sizes = batch_sizes(given).with_ranks(ranks)
     except ConfigError as error:
         translation.problems.extend(error.problems)
         return
-    if sizes.train is not None and "batch_tokens" not in translation.said:
-        translation.said["batch_tokens"] = Said(sizes.train * length, f"deepspeed.{NAMES[1]} x {NAMES[2]} on {ranks} ranks")
-    if sizes.micro is not None and "micro_batch" not in translation.said:
-        translation.said["micro_batch"] = Said(sizes.micro, f"deepspeed.{NAMES[0]} on {ranks} ranks")
+    if sizes.train is not None:
+        translation.said.setdefault(setting, Said(sizes.train * tokens, f"deepspeed.{NAMES[1]} x {NAMES[2]} on {ranks} ranks"))
+    if sizes.micro is not None:
+        translation.said.setdefault("micro_batch", Said(sizes.micro, f"deepspeed.{NAMES[0]} on {ranks} ranks"))
 
 
-def combined(file: BatchSizes, given: Mapping[str, Any], sequence_length: int) -> BatchSizes:
-    """The file's sizes completed by the user's settings, and by the defaults where the file says "auto" and nothing else does."""
-    tokens, micro = _whole(given.get("batch_tokens"), None), _whole(given.get("micro_batch"), None)
-    train = file.train or (tokens // sequence_length if tokens else None)
+def batch_sizes(given: Mapping[str, Any]) -> BatchSizes:
+    """The sizes of the ``deepspeed`` mapping in ``given``, completed by the user's settings, and where it says "auto" and nothing
+    else decides by trainrun's defaults. All None without such a mapping, or when a setting that counts is wrong.
+    """
+    document = given.get("deepspeed")
+    file = translate(document).batch if isinstance(document, Mapping) else BatchSizes()
+    unit = _unit(given)
+    if file == BatchSizes() or unit is None:
+        return BatchSizes()
+    setting, tokens = unit
+    step, micro = _whole(given.get(setting)), _whole(given.get("micro_batch"))
+    train = file.train or (step // tokens if step else None)
     micro = file.micro or micro
-    open_sizes = [train, micro, file.accumulation].count(None)
-    if train is None and NAMES[0] in file.automatic and open_sizes > 1:
-        train = DEFAULT_BATCH_TOKENS // sequence_length
+    if train is None and NAMES[0] in file.automatic and [micro, file.accumulation].count(None):
+        train = TrainSettings.batch_tokens // tokens
     return BatchSizes(train, micro, file.accumulation, file.automatic)
 
 
-def _whole(value: Any, default: int | None) -> int | None:
-    if value is None:
-        return default
+def _unit(given: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The setting of a step's size, and how much of it one sequence is. None when `TrainSettings` will refuse one of them."""
+    if _whole(given.get("batch_examples")):
+        return "batch_examples", 1
+    tokens = given.get("sequence_length", TrainSettings.sequence_length)
+    step = given.get("batch_tokens", 0)
+    is_right = _whole(tokens) and isinstance(step, int) and step % tokens == 0
+    return ("batch_tokens", tokens) if is_right else None
+
+
+def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
