@@ -1,4 +1,4 @@
-"""A replica on every rank: PyTorch's DistributedDataParallel, or nothing around the model when the process is alone."""
+"""A replica on every rank: PyTorch's DistributedDataParallel, or nothing around the model when there is one replica only."""
 
 # (no "from __future__ import annotations": DDP reads those of its communication hook)
 from collections.abc import Sequence
@@ -9,23 +9,42 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from trainrun.config import ConfigError
 from trainrun.models.weights import give_memory, on_meta, weights_of
 from trainrun.precision import autocast
+from trainrun.strategies.mesh import mesh_of
 from trainrun.strategies.methods import Methods
+from trainrun.strategies.tensor_parallel import split
 from trainrun.strategies.torch_base import TorchStrategy
 
 
 class DDP(TorchStrategy):
-    """Replicas whose gradients are summed over the ranks while the backward pass runs."""
+    """Replicas whose gradients are summed over the ranks while the backward pass runs; or one model that all ranks split."""
 
     def _spread(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
         if on_meta(model):
             give_memory(model, weights_of(model, self.weights), self.ranks.device)
         model.to(self.ranks.device)
         self._replicas: DistributedDataParallel | None = None
-        if self.ranks.size > 1:
+        if self.ranks.tensor_parallel > 1:
+            self._split(model)
+        elif self.ranks.size > 1:
             self._replicas = DistributedDataParallel(Methods(model), forward_sync_buffers=False, gradient_as_bucket_view=True)
             self._replicas.register_comm_hook(None, _sum)
+
+    def _split(self, model: nn.Module) -> None:
+        if self.ranks.data_size > 1:
+            raise ConfigError(
+                [
+                    f'strategy is "ddp" with sharding.tensor_parallel {self.ranks.tensor_parallel} on {self.ranks.size} ranks: '
+                    "there are no replicas of a model that is split. Allowed: tensor_parallel 1 or "
+                    f'{self.ranks.size}, or strategy "fsdp2".'
+                ]
+            )
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+        self.mesh = mesh_of(self.ranks, shard_size=1)
+        split(model, self.mesh["tensor"])
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, last: bool) -> Any:
         with autocast(self.settings.precision, self.ranks.device):

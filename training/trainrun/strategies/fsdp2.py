@@ -8,14 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from trainrun.config import ConfigError
 from trainrun.models.weights import Weights, give_buffers_memory, on_meta, weights_of
 from trainrun.precision import COMPUTED_IN, autocast
-from trainrun.ranks import Ranks, require_group
+from trainrun.strategies.mesh import data_mesh, mesh_of
 from trainrun.strategies.methods import Methods
+from trainrun.strategies.tensor_parallel import split
 from trainrun.strategies.torch_base import TorchStrategy
 
 
@@ -27,15 +26,17 @@ class FSDP2(TorchStrategy):
     """
 
     def _spread(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
-        self.mesh = data_mesh(self.ranks, self.settings.sharding.shard_size)
+        self.mesh = mesh_of(self.ranks, shard_size=self.settings.sharding.shard_size)
         weights = weights_of(model, self.weights) if on_meta(model) else None
         for tensor in (*model.parameters(), *model.buffers()):
             if not tensor.is_meta:
                 dist.broadcast(tensor.detach(), src=0)
+        if self.ranks.tensor_parallel > 1:
+            split(model, self.mesh["tensor"])
         offloaded = self.settings.sharding.offload_parameters == "cpu"
         # Autocast decides what each operation computes in, as it does for ddp; parameters travel in what they are used in.
         policy: dict[str, Any] = {
-            "mesh": self.mesh,
+            "mesh": data_mesh(self.mesh),
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=COMPUTED_IN[self.settings.precision], reduce_dtype=torch.float32, cast_forward_inputs=False
             ),
@@ -72,24 +73,3 @@ class FSDP2(TorchStrategy):
         if not torch.is_grad_enabled():
             self._root.reshard()  # the root waits with it for a backward pass
         return result
-
-
-def data_mesh(ranks: Ranks, shard_size: int) -> DeviceMesh:
-    """The ranks by "replicate" and "shard".
-
-    Args:
-        shard_size: neighbouring ranks that have one copy of the model between them; 0 for all.
-
-    Raises:
-        ConfigError: the ranks cannot be divided so.
-    """
-    require_group(ranks.device)
-    size = shard_size or ranks.data_size
-    if ranks.data_size % size:
-        allowed = ", ".join(str(n) for n in range(1, min(ranks.data_size, 1024) + 1) if ranks.data_size % n == 0)
-        raise ConfigError(
-            [f"sharding.shard_size is {size}, which does not divide {ranks.data_size} ranks. Allowed: 0 (all), {allowed}."]
-        )
-    if size == ranks.data_size:
-        return init_device_mesh(ranks.device.type, (size,), mesh_dim_names=("shard",))
-    return init_device_mesh(ranks.device.type, (ranks.data_size // size, size), mesh_dim_names=("replicate", "shard"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 SMALL = 1e-6
 """Added to the norm that is divided by, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -18,32 +18,31 @@ SMALL = 1e-6
 def gradient_norm(gradients: Sequence[Tensor], device: torch.device) -> Tensor:
     """The 2-norm of all ``gradients`` together, as if none were sharded; the same on all ranks.
 
-    Plain tensors are taken to be whole and the same everywhere. DTensors may lie on several meshes: what is sharded over a
-    dimension of a mesh is summed over it, what is replicated is counted once.
+    Plain tensors are taken to be whole and the same everywhere. DTensors may lie on several meshes: what several ranks have
+    counts once. However they lie, ranks sum one number.
 
     Args:
         device: where the norm is put, and summed over the ranks.
     """
-    sharded: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = defaultdict(list)
+    by_copies: dict[int, list[Tensor]] = defaultdict(list)
+    world = dist.get_world_size() if dist.is_initialized() else 1
     for gradient in gradients:
-        if isinstance(gradient, DTensor):
-            assert not any(placement.is_partial() for placement in gradient.placements)
-            dimensions = tuple(d for d, placement in enumerate(gradient.placements) if isinstance(placement, Shard))
-            sharded[gradient.device_mesh if dimensions else None, dimensions].append(gradient.to_local())
-        else:
-            sharded[None, ()].append(gradient)
-    norms = []
-    for (mesh, dimensions), local in sharded.items():
-        norm = nn.utils.get_total_norm(local).to(device)
-        if mesh is not None:
-            squared = norm.square()
-            for dimension in dimensions:
-                dist.all_reduce(squared, group=mesh.get_group(dimension))
-            norm = squared.sqrt()
-        norms.append(norm)
-    if len(norms) == 1:
-        return norms[0]
-    return torch.stack(norms).square().sum().sqrt() if norms else torch.zeros((), device=device)
+        by_copies[world // _shards(gradient)].append(gradient.to_local() if isinstance(gradient, DTensor) else gradient)
+    norms = {copies: nn.utils.get_total_norm(local).to(device) for copies, local in by_copies.items()}
+    if by_copies.keys() <= {world}:  # nothing is sharded
+        return norms.get(world, torch.zeros((), device=device))
+    squared = torch.stack([norm.square() / copies for copies, norm in norms.items()]).sum()
+    dist.all_reduce(squared)
+    return squared.sqrt()
+
+
+def _shards(gradient: Tensor) -> int:
+    """Into how many parts it is divided among the ranks."""
+    if not isinstance(gradient, DTensor):
+        return 1
+    assert not any(placement.is_partial() for placement in gradient.placements)
+    sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+    return math.prod(size for placement, size in sizes if not placement.is_replicate())
 
 
 def multiply(gradients: Sequence[Tensor], factor: Tensor) -> None:
