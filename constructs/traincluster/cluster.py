@@ -28,6 +28,7 @@ from traincluster.image import NodeImage, default_image, resolve, root_volume_si
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
+from traincluster.job_facts import job_facts
 from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
@@ -37,7 +38,6 @@ from traincluster.permissions import admit_auto_scaling, grant_read, grant_read_
 from traincluster.placement import place
 from traincluster.rules.engine import check
 from traincluster.rules.identity import IdentityFacts
-from traincluster.rules.job import JobFacts
 from traincluster.rules.report import known, report
 from traincluster.user_data import place_user_data
 from traincluster.volumes import DataVolume, block_device_mappings
@@ -208,7 +208,7 @@ class TrainingCluster(Construct):
         for facts in (
             self.capacity.facts(self.instance_type, nodes=nodes, placement=placement.kind, group=placement.group_name),
             self.image.facts(self.instance_type, pinned=resolved.pinned, efa=efa_interfaces > 0, root_volume_gib=root_gib),
-            *_job_facts(job, self.run_spec.cluster),
+            *job_facts(job, self.run_spec.cluster, memory_gib=self.instance_type.memory_gib),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
             report(self, check(facts))
@@ -321,22 +321,6 @@ def _cluster_spec(
         efa_interfaces=sum(interface.carries_efa for interface in interfaces),
         processes_per_node=processes or instance_type.training_processes,
     )
-
-
-def _job_facts(job: TrainingJob, cluster: ClusterSpec) -> list[JobFacts]:
-    """What the rules see of a job by trainrun's own loop; what another script makes of its settings is not known."""
-    if job.source is not None:
-        return []
-    settings = job.settings
-    return [
-        JobFacts(
-            batch_tokens=settings.batch_tokens,
-            sequence_length=settings.sequence_length,
-            processes_per_node=cluster.processes_per_node,
-            nodes=cluster.nodes_max,
-            min_nodes=cluster.nodes_min,
-        )
-    ]
 
 
 def _accelerator(instance_type: InstanceType) -> Accelerator:

@@ -277,3 +277,11 @@ def test_what_is_given_is_what_is_read(nodes, run):
 )
 def test_what_ec2_or_a_node_would_refuse_is_refused(context, sentence):
     assert sentence in "\n".join(problems(context))
+
+
+def test_a_deepspeed_file_lies_beside_the_settings_file(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    file = tmp_path / "cluster.yaml"
+    file.write_text("run: r\ninstance_type: p4d.24xlarge\nnodes: 1\ndata: corpus\ntraining:\n  deepspeed: ds.json\n")
+    settings = read_settings({}, default_file=file)
+    assert settings.training["deepspeed"] == {"zero_optimization": {"stage": 3}}

@@ -81,3 +81,21 @@ def test_an_entry_point_that_is_not_packed_is_refused(tmp_path, entry_point):
 def test_a_module_that_trainrun_does_not_have_is_refused():
     with pytest.raises(ConfigError, match="which is no module of trainrun"):
         TrainingJob(run="first", entry_point="trainrun.nonexistent")
+
+
+def test_a_deepspeed_file_is_read_on_the_laptop_and_goes_to_the_nodes_whole(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "overlap_comm": true}}')
+    job = TrainingJob(run="r", configuration={"steps": 3, "deepspeed": str(tmp_path / "ds.json")})
+    assert job.settings.strategy == "zero2"
+    assert job.spec(python="python").configuration == {
+        "steps": 3,
+        "deepspeed": {"zero_optimization": {"stage": 2, "overlap_comm": True}},
+    }
+
+
+def test_what_is_wrong_with_a_deepspeed_file_is_said_at_synth(tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2, "reduce_bucket_size": 0}}')
+    with pytest.raises(ValueError, match="reduce_bucket_size is 0"):
+        TrainingJob(run="r", configuration={"deepspeed": str(tmp_path / "ds.json")})
+    with pytest.raises(ValueError, match=r"nowhere\.json cannot be read"):
+        TrainingJob(run="r", configuration={"deepspeed": str(tmp_path / "nowhere.json")})

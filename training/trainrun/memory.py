@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trainrun.counts import Shape
+from trainrun.counts import Shape, shape_of_settings
 from trainrun.settings.sharding import Offload
-from trainrun.settings.train import Checkpointing, Precision, Strategy
+from trainrun.settings.train import Checkpointing, Precision, Strategy, TrainSettings
 
 RESERVED = 1.135
 """What an allocator reserves over what is in use."""
@@ -78,6 +78,22 @@ def model_states(
         host += weights if offload_parameters == "cpu" else 0.0
         weights = 0.0
     return States(device=weights + gradients + optimizer, host=host)
+
+
+def host_bytes_of_bundled(settings: TrainSettings, *, ranks: int) -> float:
+    """What one of ``ranks`` offloads into its machine's memory when the bundled GPT trains, at least: of the vocabulary only what
+    the settings say. An "auto" that offloads is fsdp2.
+    """
+    sharding = settings.sharding
+    parameters = shape_of_settings(settings.model, vocabulary=0).parameters // sharding.tensor_parallel
+    return model_states(
+        "fsdp2" if settings.strategy == "auto" else settings.strategy,
+        parameters,
+        ranks=sharding.shard_size or max(1, ranks // sharding.tensor_parallel),
+        precision=settings.precision,
+        offload_optimizer=sharding.offload_optimizer,
+        offload_parameters=sharding.offload_parameters,
+    ).host
 
 
 def gathered(strategy: Strategy, parameters: int, *, largest_unit: int, outside: int, precision: Precision = "bf16") -> float:

@@ -14,13 +14,22 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from trainrun.config import ConfigError, from_mapping, merge, parse_scalar, to_mapping
+from trainrun.deepspeed_json import BatchSizes, batch_sizes
+from trainrun.memory import host_bytes_of_bundled
 from trainrun.settings import TrainSettings
 from trainrun.settings.layers import train_settings, with_documents
 
 SCHEMA_VERSION = 1
 
-OWNED_VARIABLES = ("TRAINRUN_SPEC", "TRAINRUN_STATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE")
-"""Environment variables of the ranks that the node agent sets and a job may not."""
+OWNED_VARIABLES = (
+    "TRAINRUN_SPEC",
+    "TRAINRUN_STATE",
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+)
+"""Environment variables of the ranks that the node agent, or what it launches, sets and a job may not."""
+
+Launcher = Literal["torchrun", "mpirun"]
 
 Accelerator = Literal["none", "nvidia", "neuron"]
 
@@ -61,8 +70,10 @@ class JobSpec:
     """What to run."""
 
     entry_point: str
-    """A script inside the payload's project ("train.py"), or a module ("trainrun.pretrain") when it has no .py suffix."""
-    launcher: Literal["torchrun"] = "torchrun"
+    """What every rank runs: a script of the payload's project ("train.py"), a module ("trainrun.pretrain"), a program of
+    the project ("./run.sh"), or a program of the image by its absolute path ("/usr/local/bin/all_reduce_perf")."""
+    launcher: Launcher = "torchrun"
+    """What starts the ranks: torchrun, or Open MPI's mpirun."""
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     configuration: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +88,16 @@ class JobSpec:
         given |= {f"environment.{name}": text for name, text in self.environment.items()}
         if unfit := [name for name, text in given.items() if "\0" in text or not _encodes(text)]:
             raise ConfigError([f"{', '.join(unfit)} holds a NUL or half a surrogate pair, which no program can be given."])
+
+    @property
+    def is_script(self) -> bool:
+        """Whether Python runs the entry point as a file."""
+        return self.entry_point.endswith(".py")
+
+    @property
+    def is_program(self) -> bool:
+        """Whether the entry point is run by itself, without Python."""
+        return self.entry_point.startswith(("/", "./")) and not self.is_script
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +147,9 @@ class TimeoutSpec:
     meet: int = 900
     """For the group to have nodes_min nodes in service."""
     rendezvous: int = 600
-    """For torchrun's agents to find each other."""
+    """For the nodes of a launch to find each other."""
     peer_lost: int = 10
-    """Silence after which torchrun counts a peer as lost."""
+    """Silence after which a peer counts as lost."""
     stop_grace: int = 90
     """Between SIGTERM and SIGKILL of the ranks; must cover the last checkpoint. A spot notice gives 120."""
 
@@ -247,9 +268,11 @@ def _plain(item: Any) -> Any:
 __all__ = [
     "SCHEMA_VERSION",
     "Accelerator",
+    "BatchSizes",
     "ClusterSpec",
     "ConfigError",
     "JobSpec",
+    "Launcher",
     "MonitoringSpec",
     "MountSpec",
     "RunSpec",
@@ -258,7 +281,9 @@ __all__ = [
     "TimeoutSpec",
     "TrainSettings",
     "VolumeSpec",
+    "batch_sizes",
     "from_mapping",
+    "host_bytes_of_bundled",
     "merge",
     "parse_scalar",
     "to_mapping",

@@ -64,8 +64,8 @@ class TrainSettings:
     first_collective_timeout_seconds: float = 600.0
     """The same, until the first step is done."""
     deepspeed: dict[str, Any] | str = field(default_factory=dict)
-    """A DeepSpeed configuration, or the path of such a JSON file. What it says in DeepSpeed's words becomes the settings here;
-    the rest (bucket sizes and the like) is handed to DeepSpeed."""
+    """A DeepSpeed configuration, or the path of such a JSON file, relative to the file that names it. What it says in DeepSpeed's
+    words becomes the settings here; the rest (bucket sizes and the like) is handed to DeepSpeed. See docs/deepspeed.md."""
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     finetune: FineTuneSettings = field(default_factory=FineTuneSettings)

@@ -1,0 +1,59 @@
+"""What the rules see of a job."""
+
+from __future__ import annotations
+
+from traincluster.job import TrainingJob
+from traincluster.rules.job import DeepSpeedBatchFacts, JobFacts, OffloadFacts
+from trainrun.spec import BatchSizes, ClusterSpec, batch_sizes, host_bytes_of_bundled
+
+Facts = JobFacts | DeepSpeedBatchFacts | OffloadFacts
+
+
+def job_facts(job: TrainingJob, cluster: ClusterSpec, *, memory_gib: float) -> list[Facts]:
+    """The facts of a job on a cluster.
+
+    Of a script of the user's own it is known only that `trainrun.start` will read the configuration, not what it trains.
+
+    Args:
+        memory_gib: of one node.
+    """
+    sizes = batch_sizes(job.inlined)
+    facts: list[Facts] = []
+    if sizes != BatchSizes():
+        facts.append(
+            DeepSpeedBatchFacts(
+                sizes=sizes, processes_per_node=cluster.processes_per_node, nodes=cluster.nodes_max, min_nodes=cluster.nodes_min
+            )
+        )
+    if job.source is not None:
+        return facts
+    settings = job.settings
+    if sizes == BatchSizes() or sizes.train is not None:  # else the step has what all ranks take together
+        examples = settings.batch_examples * settings.sequence_length  # as tokens, none of which may be missing
+        facts.append(
+            JobFacts(
+                batch_tokens=examples or settings.batch_tokens,
+                sequence_length=settings.sequence_length,
+                processes_per_node=cluster.processes_per_node,
+                nodes=cluster.nodes_max,
+                min_nodes=cluster.nodes_min,
+            )
+        )
+    if job.entry_point != TrainingJob.entry_point:
+        return facts  # the size of another model is not known here
+    full, fewest = (
+        cluster.processes_per_node * host_bytes_of_bundled(settings, ranks=nodes * cluster.processes_per_node)
+        for nodes in (cluster.nodes_max, cluster.nodes_min)
+    )
+    if full:
+        facts.append(
+            OffloadFacts(
+                instance_type=cluster.instance_type,
+                memory_gib=memory_gib,
+                gib_per_node=full / 2**30,
+                gib_per_node_of_fewest=fewest / 2**30,
+                nodes=cluster.nodes_max,
+                min_nodes=cluster.nodes_min,
+            )
+        )
+    return facts
