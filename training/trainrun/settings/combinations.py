@@ -19,6 +19,7 @@ def problems(settings: TrainSettings) -> list[str]:
         *_sharding(settings),
         *_precision(settings),
         *_optimizer(settings),
+        *_compile(settings),
         *_deepspeed(settings),
     ]
 
@@ -87,6 +88,14 @@ def _optimizer(settings: TrainSettings) -> Iterator[str]:
         yield (
             f'optimizer.name is "muon", which updates whole matrices, but {settings.strategy} hands the optimizer stretches of '
             'flattened parameters. Set it to "adamw", or strategy to "ddp" or "fsdp2".'
+        )
+
+
+def _compile(settings: TrainSettings) -> Iterator[str]:
+    if settings.compile and settings.strategy == "zero3":
+        yield (
+            'compile is true and strategy is "zero3", whose gathering of parameters breaks every layer into pieces that '
+            'torch.compile compiles again and again. Set compile to false, or strategy to "zero2" or "fsdp2".'
         )
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,7 +20,14 @@ from trainrun.strategies import zero_parts
 from trainrun.strategies.base import Strategy
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.torch_base import prepare_units, trained_names
-from trainrun.strategies.zero_engine import STAGES, engine_configuration, load_deepspeed, start_engine, zero_converter
+from trainrun.strategies.zero_engine import (
+    STAGES,
+    engine_configuration,
+    linear_layers,
+    load_deepspeed,
+    start_engine,
+    zero_converter,
+)
 
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 """Optimizers whose update of an element depends on no other: ZeRO hands them stretches of flattened parameters."""
@@ -55,7 +60,8 @@ class ZeRO(Strategy):
         forward = _Forward(model, self.settings, self.ranks.device)
         configuration = engine_configuration(self.settings, model)
         self._frozen: dict[nn.Parameter, tuple[zero_parts.Stretch, Tensor]] = {}
-        originals = self._divide(forward, configuration) if self.stage == 3 else self._place(model)
+        self._linear = nn.functional.linear
+        originals = self._divide(model, configuration) if self.stage == 3 else self._place(model)
         self.engine = start_engine(deepspeed, forward, optimizer, configuration)
         if self.settings.precision != "fp32":
             for one in self._trained():
@@ -64,7 +70,8 @@ class ZeRO(Strategy):
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, last: bool) -> Any:
         self.engine.set_gradient_accumulation_boundary(last)
-        return self.engine(method, *args, **kwargs)
+        with linear_layers(self._linear):
+            return self.engine(method, *args, **kwargs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -72,7 +79,8 @@ class ZeRO(Strategy):
             loss = loss * self.ranks.size  # the engine takes the mean over the ranks; the sum is wanted
         else:
             self.engine.optimizer.override_loss_scale(self.loss_scale.value)
-        self.engine.backward(loss, scale_wrt_gas=False)
+        with linear_layers(self._linear):  # for what is computed again
+            self.engine.backward(loss, scale_wrt_gas=False)
 
     def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float) -> Tensor:
         zero = self.engine.optimizer
@@ -184,16 +192,14 @@ class ZeRO(Strategy):
                 originals[parameter] = (0, parameter.detach().reshape(-1))
         return originals
 
-    def _divide(self, forward: _Forward, configuration: dict[str, Any]) -> Originals:
+    def _divide(self, model: nn.Module, configuration: dict[str, Any]) -> Originals:
         """Stage 3: one parameter after the other onto this rank's device, and from there to all ranks, to each its share.
 
         Returns:
             As `_place`, of each parameter what becomes this rank's.
         """
-        model = forward.model
         weights = weights_of(model, self.weights) if on_meta(model) else None
-        with forward.keep_linear():
-            convert = zero_converter(configuration)
+        convert, self._linear = zero_converter(configuration)
         originals: Originals = {}
         for name, parameter in model.named_parameters():
             if parameter.is_meta:
@@ -226,29 +232,13 @@ class ZeRO(Strategy):
 
 
 class _Forward(Methods):
-    """Any method of the model in the precision of the settings, with DeepSpeed's linear layer for stage 3.
-
-    That one keeps no gathered weight until the backward pass. DeepSpeed puts it into torch for good; here it is there only
-    while the model computes.
-    """
+    """Any method of the model in the precision of the settings."""
 
     def __init__(self, model: nn.Module, settings: TrainSettings, device: torch.device) -> None:
         super().__init__(model)
         self._precision, self._device = settings.precision, device
-        self._linear: Callable[..., Tensor] = nn.functional.linear
 
     def forward(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        own, nn.functional.linear = nn.functional.linear, self._linear
-        try:
-            # autocast decides what each operation computes in, as it does in the other strategies
-            with autocast(self._precision, self._device):
-                return super().forward(method, *args, **kwargs)
-        finally:
-            nn.functional.linear = own
-
-    @contextlib.contextmanager
-    def keep_linear(self) -> Iterator[None]:
-        """Take the linear layer that DeepSpeed puts into torch."""
-        own = nn.functional.linear
-        yield
-        self._linear, nn.functional.linear = nn.functional.linear, own
+        # autocast decides what each operation computes in, as it does in the other strategies
+        with autocast(self._precision, self._device):
+            return super().forward(method, *args, **kwargs)

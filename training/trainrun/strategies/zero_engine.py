@@ -8,12 +8,12 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from trainrun.config import ConfigError, merge
 from trainrun.deepspeed_json import engine_tuning
@@ -67,15 +67,32 @@ def start_engine(deepspeed: Any, model: nn.Module, optimizer: torch.optim.Optimi
     return engine
 
 
-def zero_converter(configuration: dict[str, Any]) -> Callable[[nn.Parameter], None]:
-    """What leaves of a whole parameter, the same on all ranks, only this rank's share, for stage 3.
+Linear = Callable[..., Tensor]
+"""As `torch.nn.functional.linear`."""
 
-    DeepSpeed puts its own linear layer into torch as it makes this.
+
+def zero_converter(configuration: dict[str, Any]) -> tuple[Callable[[nn.Parameter], None], Linear]:
+    """For stage 3: what leaves of a whole parameter, the same on all ranks, this rank's share; and DeepSpeed's linear layer.
+
+    That layer does not keep a gathered weight until the backward pass. DeepSpeed puts it into torch for all models and for
+    good; here it is only there while its own model computes, by `linear_layers`.
     """
     from deepspeed.runtime.zero import Init
 
-    zero = Init(module=nn.Module(), config_dict_or_path=configuration)
-    return lambda parameter: zero._convert_to_zero_parameters([parameter])
+    with linear_layers(nn.functional.linear):
+        zero = Init(module=nn.Module(), config_dict_or_path=configuration)
+        linear = nn.functional.linear
+    return lambda parameter: zero._convert_to_zero_parameters([parameter]), linear
+
+
+@contextlib.contextmanager
+def linear_layers(linear: Linear) -> Iterator[None]:
+    """Let linear layers of all models compute by ``linear``."""
+    before, nn.functional.linear = nn.functional.linear, linear
+    try:
+        yield
+    finally:
+        nn.functional.linear = before
 
 
 def engine_configuration(settings: TrainSettings, model: nn.Module) -> dict[str, Any]:
