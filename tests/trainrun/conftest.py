@@ -233,6 +233,14 @@ def ranks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RankRunner
     runner.end()
 
 
+@pytest.fixture(scope="module")
+def lasting_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RankRunner]:
+    """The same for results that several tests of a module look at."""
+    runner = RankRunner(tmp_path_factory.mktemp("ranks"), "")
+    yield runner
+    runner.end()
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Opens runs of one rank in the test's own process: ``alone("--steps=3")``."""

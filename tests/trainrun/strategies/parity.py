@@ -20,6 +20,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+import torch._dynamo.utils
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -59,20 +60,23 @@ class Tolerance:
 
 
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
-    ("ddp", "fp32"): Tolerance(1e-5, 1e-4, 1e-4),
-    ("fsdp2", "fp32"): Tolerance(1e-5, 1e-4, 1e-4),
-    ("tp", "fp32"): Tolerance(1e-5, 1e-4, 1e-4),
-    ("zero", "fp32"): Tolerance(1e-5, 1e-4, 1e-4),
-    ("ddp", "bf16"): Tolerance(5e-2, 2e-1, 5e-2),
-    ("fsdp2", "bf16"): Tolerance(5e-2, 2e-1, 5e-2),
-    ("tp", "bf16"): Tolerance(5e-2, 2e-1, 5e-2),
-    ("zero", "bf16"): Tolerance(5e-2, 2e-1, 5e-2),
-    ("ddp", "fp16"): Tolerance(5e-3, 5e-2, 5e-3),
-    ("fsdp2", "fp16"): Tolerance(5e-3, 5e-2, 5e-3),
-    ("tp", "fp16"): Tolerance(5e-3, 5e-2, 5e-3),
-    ("zero", "fp16"): Tolerance(5e-3, 5e-2, 5e-3),
+    ("ddp", "fp32"): Tolerance(loss=5e-6, norm=1e-5, parameters=2e-5),
+    ("fsdp2", "fp32"): Tolerance(loss=5e-6, norm=1e-5, parameters=2e-5),
+    ("tp", "fp32"): Tolerance(loss=5e-6, norm=1e-5, parameters=2e-5),
+    ("zero", "fp32"): Tolerance(loss=5e-6, norm=1e-5, parameters=2e-5),
+    ("ddp", "bf16"): Tolerance(loss=5e-3, norm=2e-2, parameters=5e-2),
+    ("fsdp2", "bf16"): Tolerance(loss=5e-3, norm=2e-2, parameters=5e-2),
+    ("tp", "bf16"): Tolerance(loss=5e-3, norm=2e-2, parameters=5e-2),
+    ("zero", "bf16"): Tolerance(loss=5e-3, norm=2e-2, parameters=5e-2),
+    ("ddp", "fp16"): Tolerance(loss=1e-3, norm=5e-3, parameters=2e-2),
+    ("fsdp2", "fp16"): Tolerance(loss=1e-3, norm=5e-3, parameters=2e-2),
+    ("tp", "fp16"): Tolerance(loss=1e-3, norm=5e-3, parameters=2e-2),
+    ("zero", "fp16"): Tolerance(loss=1e-3, norm=5e-3, parameters=2e-2),
 }
-"""By kind of strategy and precision, against the reference in fp32: what rounding does to 50 steps."""
+"""By kind of strategy and precision, against the reference in fp32: what rounding does to 50 steps, and about three times that
+for other machines. A parameter whose gradient is too small for the precision takes a step of another size, for Adam divides by
+the gradient's own size: hence the last column.
+"""
 
 
 @dataclass(frozen=True)
@@ -107,8 +111,12 @@ class Trained:
     skipped: int = 0
     parameters: dict[str, np.ndarray[Any, Any]] = dataclasses.field(default_factory=dict)
     """Whole, in fp32."""
-    after: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What `train` was asked to look at besides."""
+    loss_scale: float = 0.0
+    """At the end; 0 without."""
+    kept: bool = True
+    """Whether the step at which the gradient was made infinite left all parameters as they were, bit for bit."""
+    compiled: int = 0
+    """Functions that torch.compile compiled."""
     error: str = ""
     """The ConfigError with which the configuration was refused, on all ranks alike."""
 
@@ -298,6 +306,8 @@ def run_rank(out: Path, *, dataset: str, configurations: dict[str, dict[str, Any
     results = {}
     for name, plain in configurations.items():
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
+        torch._dynamo.reset()  # of one process it compiles the same code only so often
+        torch._dynamo.utils.counters.clear()
         try:
             trained = train(joined, dataset, Configuration(**plain))
         except ConfigError as error:
@@ -322,7 +332,7 @@ def train(joined: Ranks, dataset: str, configuration: Configuration) -> Trained:
             for parameter in gpt.parameters():
                 parameter.add_(1.0)
     model, optimizer = run.prepare(gpt, bundled(gpt, settings.optimizer))
-    losses, rates = [], []
+    losses, rates, kept = [], [], True
     with _recorded_norms(model) as norms:
         for step in run.steps():
             total = torch.zeros(())
@@ -332,11 +342,22 @@ def train(joined: Ranks, dataset: str, configuration: Configuration) -> Trained:
                 if step == configuration.overflow_at and number == 0 and joined.rank == joined.size - 1:
                     loss.register_hook(lambda gradient: gradient * math.inf)
                 run.backward(loss)
+            if step == configuration.overflow_at:
+                before = whole_parameters(model.module)
             run.step(optimizer)
+            if step == configuration.overflow_at:
+                kept = all(np.array_equal(value, before[name]) for name, value in whole_parameters(model.module).items())
             losses.append(float(run.ranks.sum(total)) / run.ranks.tensor_parallel)
             rates.append([group["lr"] for group in optimizer.param_groups])
     return Trained(
-        losses=losses, norms=norms, rates=rates, skipped=model.strategy.skipped, parameters=whole_parameters(model.module)
+        losses=losses,
+        norms=norms,
+        rates=rates,
+        skipped=model.strategy.skipped,
+        loss_scale=model.strategy.loss_scale.value if settings.precision == "fp16" else 0.0,
+        kept=kept,
+        compiled=torch._dynamo.utils.counters["frames"]["ok"],
+        parameters=whole_parameters(model.module),
     )
 
 
@@ -361,8 +382,12 @@ def whole_parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 def _whole(parameter: Tensor) -> Tensor:
     if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):  # DeepSpeed's, with a master copy in fp32
+        from deepspeed.runtime.zero import GatheredParameters
         from deepspeed.utils import safe_get_full_fp32_param
 
+        if not parameter.requires_grad:  # without a master copy after all
+            with GatheredParameters([parameter]):
+                return parameter.detach().clone()
         whole: Tensor = safe_get_full_fp32_param(parameter)
         return whole
     if hasattr(parameter, "full_tensor"):
