@@ -5,20 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
+from fake_ranks import on_each_rank
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.debug import _clear_fast_path_sharding_prop_cache, _clear_sharding_prop_cache
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from trainrun.checkpoint import parts as parts_module
 from trainrun.checkpoint.layout import Commit, Damaged, new_attempt, parse_commit
@@ -226,20 +223,6 @@ def test_one_large_tensor_is_shared_in_pieces(monkeypatch: pytest.MonkeyPatch) -
 # DTensors
 
 
-def on_each_rank(world: int, act: Callable[[Ranks], Any]) -> list[Any]:
-    """What ``act`` gives on every rank of a world in which nothing is really sent, one rank after the other."""
-    results = []
-    for rank in range(world):
-        dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world)
-        try:
-            results.append(act(Ranks(rank, world, rank, torch.device("cpu"), None, None)))
-        finally:
-            dist.destroy_process_group()
-            _clear_sharding_prop_cache()  # it would hand on the mesh of this rank ...
-            _clear_fast_path_sharding_prop_cache()  # ... to the next one
-    return results
-
-
 def check_ranks(found: list[list[Part]], tensors: dict[str, Tensor]) -> list[int]:
     """That parts hold what lies in their place, and that all ranks together write everything once; the bytes of each."""
     written: dict[str, list[Box]] = {name: [] for name in tensors}
@@ -307,8 +290,8 @@ class Layers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(7, 6)
-        self.first = nn.Linear(6, 5)
-        self.frozen = nn.Linear(5, 6).requires_grad_(False)
+        self.first = nn.Linear(6, 9)
+        self.frozen = nn.Linear(9, 6).requires_grad_(False)
         self.head = nn.Linear(6, 7, bias=False)
         self.head.weight = self.embedding.weight
         self.unused = nn.Parameter(torch.randn(3))
@@ -362,6 +345,7 @@ MESHES = {
     "fsdp-8": ((8,), ("shard",)),  # more ranks than some tensors have rows
     "hybrid": ((2, 2), ("replicate", "shard")),
     "fsdp+tp": ((2, 2), ("shard", "tensor")),
+    "fsdp+tp-8": ((4, 2), ("shard", "tensor")),  # of 9 rows the ranks have 2, 1, 2, 1, 1, 1, 0, 1
 }
 
 

@@ -107,8 +107,14 @@ class _Same(ParallelStyle):
             same = distribute_tensor(parameter, device_mesh, [Replicate()], src_data_rank=None)
             module.register_parameter(name, nn.Parameter(same, requires_grad=parameter.requires_grad))
         if own:
-            module.register_forward_pre_hook(lambda _, args: tuple(_replicated(value, device_mesh) for value in args))
-            module.register_forward_hook(lambda _, args, output: output.to_local())
+            module.register_forward_pre_hook(
+                lambda _, args, kwargs: (
+                    tuple(_replicated(value, device_mesh) for value in args),
+                    {key: _replicated(value, device_mesh) for key, value in kwargs.items()},
+                ),
+                with_kwargs=True,
+            )
+            module.register_forward_hook(lambda _, args, output: _whole(output))
         return module
 
 
@@ -116,3 +122,7 @@ def _replicated(value: Any, mesh: DeviceMesh) -> Any:
     if not isinstance(value, Tensor) or isinstance(value, DTensor):
         return value
     return DTensor.from_local(value, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+
+def _whole(value: Any) -> Any:
+    return value.full_tensor() if isinstance(value, DTensor) else value
