@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.config import ConfigError
@@ -46,7 +47,7 @@ class Arrangement:
         tensor = tensor.detach()
         if not isinstance(tensor, DTensor):
             return whole(name, tensor, copies=self.ranks.size, copy=self.ranks.rank)
-        shape, start = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        shape, start = _shape_and_start(tensor)
         local = tensor.to_local()
         assert tuple(local.shape) == shape, f"{name}: {tuple(local.shape)} lies here, {shape} should"
         copies, copy = self._copies(tensor)
@@ -68,6 +69,24 @@ class Arrangement:
             if dimension not in sharding:
                 copies, copy = copies * size, copy * size + coordinate[dimension]
         return copies, copy
+
+
+def _shape_and_start(tensor: DTensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where this rank's part of a DTensor lies in the whole.
+
+    fully_shard of what tensor parallelism has split already gives a strided placement: of the tensor's dimension, what later
+    dimensions of the mesh made of it is divided once more. That is how it is computed here. Torch's own function for DTensors
+    divides in the order of the mesh, which gives other sizes where they do not divide evenly.
+    """
+    strided = [isinstance(placement, _StridedShard) for placement in tensor.placements]
+    assert sum(strided) <= 1, tensor.placements
+    order = sorted(range(len(strided)), key=strided.__getitem__)
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    placements = [Shard(p.dim) if isinstance(p, _StridedShard) else p for p in tensor.placements]
+    return _compute_local_shape_and_global_offset(
+        tensor.shape, [mesh.shape[d] for d in order], [coordinate[d] for d in order], [placements[d] for d in order]
+    )
 
 
 def canonical(name: str) -> str:
