@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 import trainrun
-from trainrun import devices
+from trainrun import devices, probe
 from trainrun.checkpoint import read, state
 from trainrun.checkpoint.digest import tensors_digest
 from trainrun.checkpoint.layout import Damaged
@@ -29,7 +29,10 @@ from trainrun.data.batch import Batch
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
 from trainrun.optimizer import bundled
+from trainrun.ranks import Ranks, join, seed_everything
+from trainrun.run import Run
 from trainrun.s3 import S3Store
+from trainrun.settle import settle
 from trainrun.store import DirectoryStore, open_store
 from trainrun.strategies.base import Strategy
 
@@ -127,6 +130,33 @@ def collect(out: Path, *, value: Any) -> dict[str, Any]:
     return {"gathered": run.ranks.gather(mine), "from_first": run.ranks.from_first(mine if run.ranks.first else None)}
 
 
+def probed(out: Path, *, configurations: list[list[str]]) -> list[dict[str, Any]]:
+    """Several configurations in turn; rank 1 finds that two sequences fit, whatever was measured."""
+    ranks = join(timeout_seconds=30, storage_timeout_seconds=30)
+    original = probe.Measured
+    if ranks.rank == 1:
+        probe.Measured = lambda **values: original(
+            **{**values, "budget": values["taken"] - (values["sequences"] - 2) * values["per_sequence"]}
+        )
+    return [_probed(ranks, arguments) for arguments in configurations]
+
+
+def _probed(ranks: Ranks, arguments: list[str]) -> dict[str, Any]:
+    settings = settle(None, arguments)
+    seed_everything(settings.seed)
+    run = Run(settings, ranks, None)
+    data = run.tokens()
+    gpt = DroppedGPT(settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    model, optimizer = run.prepare(gpt, bundled(gpt, settings.optimizer))
+    sizes = []
+    for _ in run.steps():
+        for batch in data.micro_batches():
+            sizes.append(len(batch.inputs))
+            run.backward(model.loss(batch))
+        run.step(optimizer)
+    return {"sizes": sizes, "chosen": run.settings.micro_batch, "final": digest(model.strategy, optimizer)}
+
+
 def parity(out: Path, **keywords: Any) -> dict[str, Any]:
     """Several configurations in turn (see strategies/parity.py)."""
     import parity
@@ -195,7 +225,7 @@ def _fault_two_attempts_a_request(rank: int) -> None:
 
 FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().items()) if name.startswith("_fault_")}
 
-PROGRAMS = {"train": train, "collect": collect, "parity": parity, "reshard": reshard, "chosen": chosen}
+PROGRAMS = {"train": train, "collect": collect, "probed": probed, "parity": parity, "reshard": reshard, "chosen": chosen}
 
 
 def enter(program: str, out: Path, environment: dict[str, str], keywords: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
-"""How many sequences fit into memory: measured before training with one and with two, and the same on all ranks.
+"""How many sequences fit into memory: measured before training with 1, 2, 4, ..., the same on all ranks.
 
-Nothing is tried that might not fit: memory grows by the same amount with every sequence, so two measurements tell the rest.
+Nothing is tried that might not fit: twice the sequences never take more than twice the memory, so the number is doubled only
+while that fits for certain. Beyond, memory grows by the same amount with every sequence.
 A run that was measured is the same, bit for bit, as one that was told the number.
 """
 
@@ -24,6 +25,7 @@ from trainrun import devices
 from trainrun.config import ConfigError
 from trainrun.data.batch import IGNORED, Batch
 from trainrun.data.stream import Stream
+from trainrun.metrics.console import sized
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 from trainrun.strategies.base import Strategy
@@ -40,18 +42,24 @@ STATE_BYTES = 8
 class Measured:
     """What one rank found, in bytes."""
 
-    fixed: int
-    """That a forward and backward pass takes, whatever the number of sequences, beside what stays between the passes."""
+    sequences: int
+    """The most that were tried."""
+    taken: int
+    """What a forward and backward pass over them took at most, beside what stays between the passes."""
     per_sequence: int
+    """What each further sequence takes."""
     budget: int
-    """What may be used for it."""
+    """What may be used for a pass."""
 
     def need(self, sequences: int) -> int:
-        """What a pass over so many sequences takes."""
-        return self.fixed + sequences * self.per_sequence
+        """What a pass over so many sequences takes; too little for fewer than half of those that were tried."""
+        return self.taken + (sequences - self.sequences) * self.per_sequence
 
     def most(self, share: int) -> int:
-        """The largest divisor of ``share`` that fits, and 1 when none does: equal micro-batches waste nothing."""
+        """The largest divisor of ``share`` that fits, and 1 when none does: equal micro-batches waste nothing.
+
+        A number that was tried fits, or nothing does.
+        """
         return max((n for n in range(1, share + 1) if share % n == 0 and self.need(n) <= self.budget), default=1)
 
 
@@ -80,13 +88,13 @@ def fitting_micro_batch(
         strategy.rehearse(_sample(data, 1))  # pays for what comes once; gradients stay, as they do between micro-batches
         budget = int(PART_OF_FREE * devices.memory(ranks.device, local_size=ranks.local_size).free)
         budget -= _state_to_come(optimizer, ranks.device)
-        one = _peak_of_pass(strategy, _sample(data, 1), ranks.device)
-        if max(ranks.gather(2 * one > budget)):  # two might not fit, and finding out must not be by failing
-            found = Measured(fixed=0, per_sequence=one, budget=budget)
-        else:
-            two = _peak_of_pass(strategy, _sample(data, 2), ranks.device)
-            per_sequence = max(0, two - one)
-            found = Measured(fixed=one - per_sequence, per_sequence=per_sequence, budget=budget)
+        sequences, taken = 1, _peak_of_pass(strategy, _sample(data, 1), ranks.device)
+        per_sequence = taken
+        while 2 * sequences <= data.share and all(ranks.gather(2 * taken <= budget)):
+            half, taken = taken, _peak_of_pass(strategy, _sample(data, 2 * sequences), ranks.device)
+            per_sequence = max(0, -(-(taken - half) // sequences))
+            sequences *= 2
+        found = Measured(sequences=sequences, taken=taken, per_sequence=per_sequence, budget=budget)
     everyone = [Measured(**measured) for measured in ranks.gather(vars(found))]
     tightest = min(everyone, key=lambda measured: measured.most(data.share))
     return tightest.most(data.share), tightest
@@ -97,11 +105,10 @@ def said(number: int, measured: Measured | None, *, share: int) -> str:
     line = f"Micro-batch: {number} of a rank's {share} sequences a step"
     if measured is None:
         return f"{line}."
-    gib = 1024**3
     warning = "" if measured.need(number) <= measured.budget else " Even that may not fit: shard more, or recompute activations."
     return (
-        f"{line}. A pass takes {measured.fixed / gib:.3g} GiB and {measured.per_sequence / gib:.3g} GiB for each sequence "
-        f"(measured); {max(0, measured.budget) / gib:.3g} GiB are there for it.{warning}"
+        f"{line}. A pass over {measured.sequences} took {sized(measured.taken)}, each further sequence takes "
+        f"{sized(measured.per_sequence)}, and {sized(max(0, measured.budget))} are there for it.{warning}"
     )
 
 

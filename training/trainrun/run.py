@@ -321,7 +321,8 @@ class Run:
         self._data.set_micro_batch(number)
         self.settings = dataclasses.replace(self.settings, micro_batch=number)
         self._progress.say(said(number, measured, share=self._data.share))
-        self.event("micro_batch", sequences=number, share=self._data.share, **(vars(measured) if measured else {}))
+        details = {} if measured is None else {"measured": vars(measured)}
+        self.event("micro_batch", sequences=number, share=self._data.share, **details)
 
     @contextlib.contextmanager
     def _advised(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrun.metrics import lines
-from trainrun.metrics.console import duration, scaled, step_line, summary_line
+from trainrun.metrics.console import duration, scaled, sized, step_line, summary_line
 
 
 def test_a_file_is_full_after_so_many_lines_and_each_line_is_there_at_once(
@@ -45,7 +45,7 @@ RECORD: dict[str, Any] = {
 
 def test_a_step_is_one_line() -> None:
     assert step_line(RECORD) == (
-        "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%  1:15 left  data 0.3%  mem 61.2 GiB  "
+        "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%  1:15 left  data 0.3%  mem 61.24 GiB  "
         "8 x fsdp2 x bf16  mfu by 6N+12Lhs"
     )
 
@@ -53,7 +53,7 @@ def test_a_step_is_one_line() -> None:
 def test_a_line_says_no_mfu_where_there_is_none_and_skipped_steps_in_fp16_only() -> None:
     line = step_line({**RECORD, "mfu": None, "mfu_convention": None, "precision": "fp16", "strategy": "ddp"})
     assert line == (
-        "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  1:15 left  data 0.3%  mem 61.2 GiB  skipped 2  "
+        "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  1:15 left  data 0.3%  mem 61.24 GiB  skipped 2  "
         "8 x ddp x fp16"
     )
 
@@ -96,6 +96,14 @@ def test_what_json_lacks_is_null(tmp_path: Path) -> None:
 )
 def test_numbers_have_units(number: float, text: str) -> None:
     assert scaled(number) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (208.4 * 1024, "208 KiB"), (2**40, "1024 GiB"), (5e12, "4657 GiB")],
+)
+def test_bytes_have_units(count: float, text: str) -> None:
+    assert sized(count) == text
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (59.6, "1:00"), (3600, "1:00:00"), (90061, "25:01:01")])

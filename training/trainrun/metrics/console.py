@@ -22,7 +22,7 @@ def step_line(record: dict[str, Any], *, width: int | None = None) -> str:
         *([] if mfu is None else [f"mfu {100 * mfu:.1f}%"]),
         f"{duration(record['seconds_left'])} left",
         f"data {100 * record['data_wait']:.1f}%",
-        f"mem {record['memory_bytes'] / 1024**3:.1f} GiB",
+        f"mem {sized(record['memory_bytes'])}",
         *([f"skipped {record['skipped']}"] if record["precision"] == "fp16" else []),
         f"{record['world']} x {record['strategy']} x {record['precision']}",
         *([] if mfu is None else [f"mfu by {record['mfu_convention']}"]),
@@ -57,6 +57,15 @@ def scaled(number: float) -> str:
             return f"{number:.3g}{unit}" if abs(number) < 999.5 else f"{number:.0f}{unit}"
         number /= 1000
     return f"{number:.4g}T"
+
+
+def sized(count: float) -> str:
+    """Bytes with three digits: 61.2 GiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.3g} {unit}" if abs(count) < 999.5 else f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
 
 
 def duration(seconds: float) -> str:
