@@ -62,12 +62,6 @@ def _contradictions(translation: Translation, given: Mapping[str, Any], origins:
                 f"{said.path} in {_origin(origins, 'deepspeed')} makes {setting} {said.value!r}, but {setting} is {ours!r} in "
                 f"{_origin(origins, setting)}. Change one of them."
             )
-    strategy = given.get("strategy")
-    if strategy in ("auto", "fsdp2") and "strategy" not in translation.said:
-        yield (
-            f"strategy is {strategy!r} in {_origin(origins, 'strategy')}, but {_origin(origins, 'deepspeed')} configures "
-            "DeepSpeed. Use zero1, zero2 or zero3 (or ddp), or remove deepspeed."
-        )
 
 
 def _origin(origins: Mapping[str, str], setting: str) -> str:

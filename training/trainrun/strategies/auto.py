@@ -65,7 +65,7 @@ def choose(settings: TrainSettings, model: Model, machine: Machine) -> Choice:
 def _candidates(settings: TrainSettings, machine: Machine) -> Iterator[tuple[Any, int]]:
     """Strategies and among how many ranks they divide the model, least communication first."""
     sharding = settings.sharding
-    offloads = "cpu" in (sharding.offload_optimizer, sharding.offload_parameters)
+    offloads = sharding.offload_parameters != "none"
     if sharding.shard_size:
         yield "fsdp2", sharding.shard_size
         return
@@ -125,7 +125,7 @@ def _nothing_fits(settings: TrainSettings, model: Model, machine: Machine, needs
         helps.append('activation_checkpointing "full"')
     if settings.micro_batch not in (1, "auto"):
         helps.append("a smaller micro_batch")
-    if "cpu" not in (settings.sharding.offload_optimizer, settings.sharding.offload_parameters):
+    if settings.sharding.offload_parameters == "none":
         helps.append('sharding.offload_optimizer and offload_parameters "cpu" (slower)')
     return (
         f'Nothing that strategy "auto" chooses among fits: {model.parameters:,} parameters and a micro-batch take '
