@@ -17,21 +17,37 @@ from trainrun.store import open_store
 EVERY_2_OF_6 = ["--steps=6", "--checkpoint.every_steps=2", "--checkpoint.keep=10"]
 
 
-@pytest.mark.parametrize("world", [1, 2])
-def test_num_08_a_killed_run_goes_on_bit_for_bit(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path, world: int) -> None:
-    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--batch_tokens={16 * 4 * world * 2}"]
+@pytest.mark.parametrize(
+    ("world", "strategy"),
+    [
+        (1, ["--strategy=ddp"]),
+        (4, ["--strategy=ddp"]),
+        (4, ["--strategy=fsdp2"]),
+        (4, ["--strategy=fsdp2", "--sharding.shard_size=2"]),
+    ],
+    ids=["ddp-1", "ddp-4", "fsdp2-4", "hybrid-4"],
+)
+def test_num_08_a_killed_run_goes_on_bit_for_bit(
+    ranks: Any, tiny: list[str], dataset: str, tmp_path: Path, world: int, strategy: list[str]
+) -> None:
+    """Losses, rates, weights and both moments, with dropout and accumulation, ten steps after the checkpoint at step 7."""
+    arguments = [*tiny, *strategy, f"--data={dataset}", "--steps=17", "--checkpoint.every_steps=7", "--micro_batch=1"]
     location = f"--checkpoint.location={tmp_path / 'runs'}"
     whole = ranks("train", world=world, arguments=[*arguments, f"--checkpoint.location={tmp_path / 'whole'}"], dropout=True)
-    killed = ranks("train", world=world, arguments=[*arguments, location], dropout=True, kill_at=6)
-    assert [outcome.code for outcome in killed] == [-signal.SIGKILL] * world
+    killed = ranks("train", world=world, arguments=[*arguments, location], dropout=True, kill_at=9)
+    assert [outcome.code for outcome in killed] == [-signal.SIGKILL] * world, killed[0].log
     resumed = ranks("train", world=world, arguments=[*arguments, location], dropout=True)
     for before, after in zip(whole, resumed, strict=True):
         assert after.code == 0, after.log
-        assert after.result["resumed"] == 4
-        assert after.result["restored"] == before.result["saved"]["4"]
+        assert after.result["resumed"] == 7
+        assert after.result["restored"] == before.result["saved"]["7"]
+        assert after.result["losses"] == before.result["losses"][7:]
+        assert after.result["rates"] == before.result["rates"][7:]
         assert after.result["final"] == before.result["final"]
-        assert after.result["rates"] == before.result["rates"][4:]
         assert after.result["tokens"] == before.result["tokens"]
+    commit = read_commit(open_store(str(tmp_path / "runs/run")), 7)
+    moments = [name for name in commit.kinds() if name.startswith("optimizer/") and name.endswith("/exp_avg_sq")]
+    assert len(moments) == sum(name.startswith("model/") for name in commit.kinds())
 
 
 def test_a_run_that_is_done_finds_nothing_to_do(ranks: Any, tiny: list[str], dataset: str, tmp_path: Path) -> None:
@@ -146,7 +162,7 @@ def test_metrics_tell_what_happened(ranks: Any, tiny: list[str], dataset: str, t
     outcomes = ranks("train", world=2, arguments=arguments)
     lines = [json.loads(line) for path in outcomes[0].folder.glob("state/metrics/*.jsonl") for line in path.open()]
     events = [(line["event"], line["step"]) for line in lines if "event" in line]
-    assert events == [("resumed", 2), ("started", 2), ("committed", 4), ("committed", 6), ("finished", 6)]
+    assert events == [("strategy", 0), ("resumed", 2), ("started", 2), ("committed", 4), ("committed", 6), ("finished", 6)]
     step = next(line for line in lines if line.get("step") == 5)
     assert set(step) == {
         *("time", "step", "steps", "loss", "learning_rate", "gradient_norm", "tokens", "tokens_per_second", "seconds_left"),

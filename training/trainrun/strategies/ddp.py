@@ -29,7 +29,8 @@ class DDP(TorchStrategy):
         if self.ranks.tensor_parallel > 1:
             self._split(model)
         elif self.ranks.size > 1:
-            self._replicas = DistributedDataParallel(Methods(model), forward_sync_buffers=False, gradient_as_bucket_view=True)
+            self._replicas = DistributedDataParallel(_LastFirst(model), forward_sync_buffers=False, gradient_as_bucket_view=True)
+            _settle_buckets(self._replicas)
             self._replicas.register_comm_hook(None, _sum)
 
     def _split(self, model: nn.Module) -> None:
@@ -55,8 +56,28 @@ class DDP(TorchStrategy):
             return self._replicas(method, *args, **kwargs)
 
     def rehearse(self, batch: Any) -> None:
-        # never the last: DDP lays out its buckets anew after its first sum, which would change the order of later sums
+        # never the last: gradients that are forgotten need not be summed
         self.backward(self.call("loss", (batch,), {}, last=False), last=False)
+
+
+class _LastFirst(Methods):
+    """Has the model's parameters from the last to the first, about as their gradients come."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        for number, parameter in enumerate(reversed(list(model.parameters()))):
+            self.register_parameter(f"parameter_{number}", parameter)
+
+
+def _settle_buckets(replicas: DistributedDataParallel) -> None:
+    """Lay out the buckets of gradients once, in the order of the parameters.
+
+    DDP by itself lays them out anew after its first step, as gradients came. With more than two ranks the order of a sum
+    depends on the place in the bucket: the first step after a restart would not be, bit for bit, that of a run that went on.
+    """
+    replicas.reducer._push_all_rebuilt_params()
+    rebuilt = replicas.reducer._rebuild_buckets()
+    assert rebuilt, "DDP would lay out its buckets after the first step"
 
 
 def _sum(_: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
