@@ -1,0 +1,138 @@
+"""What the strategies of PyTorch refuse, and what their update does to the host."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from trainrun.config import ConfigError
+from trainrun.ranks import Ranks
+from trainrun.settings import TrainSettings
+from trainrun.strategies.base import Strategy
+from trainrun.strategies.choose import strategy_of
+
+ALONE = Ranks(0, 1, 0, torch.device("cpu"), None, None)
+
+
+def model(frozen: bool = False) -> nn.Sequential:
+    made = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(2)))
+    made[0][0].weight.requires_grad_(not frozen)
+    return made
+
+
+def strategy(**settings: Any) -> Strategy:
+    return strategy_of(TrainSettings(**{"strategy": "ddp", **settings}), ALONE)
+
+
+def test_an_optimizer_with_state_is_refused() -> None:
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters())
+    made(torch.ones(4)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ConfigError, match=r"has state already: its steps were taken on other tensors\. Give a new one"):
+        strategy().prepare(made, optimizer)
+
+
+def test_an_optimizer_over_another_model_is_refused_with_all_that_is_wrong() -> None:
+    made = model()
+    other = nn.Linear(4, 3)
+    with pytest.raises(ConfigError) as error:
+        strategy().prepare(made, torch.optim.SGD([other.weight, *list(made.parameters())[1:]]))
+    foreign, missing = error.value.problems
+    assert "has 1 parameters that the model has not, of shapes (3, 4)" in foreign
+    assert "1 parameters of the model require gradients but are not in the optimizer: 0.0.weight. Add them, or freeze" in missing
+
+
+def test_frozen_parameters_need_not_be_in_the_optimizer() -> None:
+    made = model(frozen=True)
+    optimizer = torch.optim.SGD([p for p in made.parameters() if p.requires_grad], lr=0.1)
+    prepared = strategy()
+    prepared.prepare(made, optimizer)
+    before = made[0][0].weight.clone()
+    prepared.backward(prepared.call("__call__", (torch.ones(4),), {}, last=True).sum(), last=True)
+    prepared.update(optimizer, clip_norm=1.0)
+    assert torch.equal(made[0][0].weight, before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [({"compile": True}, "compile"), ({"activation_checkpointing": "full"}, "activation_checkpointing")],
+)
+def test_what_works_on_repeated_layers_needs_some(settings: dict[str, Any], named: str) -> None:
+    flat = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with pytest.raises(ConfigError, match=f"{named} works on a model's repeated layers, and Sequential has none"):
+        strategy(**settings).prepare(flat, torch.optim.SGD(flat.parameters()))
+
+
+def test_compiling_without_a_compiler_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    made = model()
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler \(no-such-compiler is not on PATH\).*or set compile to false"):
+        strategy(compile=True).prepare(made, torch.optim.SGD(made.parameters()))
+
+
+def test_weights_that_train_are_fp32_whatever_the_model_was_made_in() -> None:
+    made = model().bfloat16()
+    optimizer = torch.optim.SGD(made.parameters())
+    strategy(precision="bf16").prepare(made, optimizer)
+    assert {p.dtype for p in made.parameters()} == {torch.float32}
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in made.parameters()]
+
+
+class HostReads(TorchDispatchMode):
+    """Counts how often a tensor's value goes to the host, which on an accelerator waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("clip_norm", [1.0, math.inf])
+def test_a_step_does_not_wait_for_the_device(name: str, precision: str, clip_norm: float) -> None:
+    made = model()
+    optimizer = torch.optim.AdamW(made.parameters(), fused=True)
+    prepared = strategy(strategy=name, precision=precision)
+    prepared.prepare(made, optimizer)
+    with HostReads() as reads:
+        for _ in range(2):
+            prepared.backward(prepared.call("__call__", (torch.ones(4),), {}, last=True).sum(), last=True)
+            prepared.update(optimizer, clip_norm=clip_norm)
+    assert reads.count == 0
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+def test_nothing_of_a_step_is_left_for_the_next(name: str) -> None:
+    made = model()
+    optimizer = torch.optim.SGD(made.parameters(), lr=0.0)
+    prepared = strategy(strategy=name)
+    prepared.prepare(made, optimizer)
+    norms = []
+    for _ in range(2):
+        prepared.backward(prepared.call("__call__", (torch.ones(4),), {}, last=True).sum(), last=True)
+        norms.append(float(prepared.update(optimizer, clip_norm=0.1)))
+    assert norms[0] == norms[1] > 0.1  # before clipping
+
+
+def test_ddp_imports_neither_deepspeed_nor_a_compiler() -> None:
+    code = """
+import sys
+import torch
+from trainrun.ranks import Ranks
+from trainrun.settings import TrainSettings
+from trainrun.strategies.choose import strategy_of
+strategy_of(TrainSettings(strategy="ddp"), Ranks(0, 1, 0, torch.device("cpu"), None, None))
+print([name for name in ("deepspeed", "transformers", "torch._inductor") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
