@@ -46,7 +46,7 @@ def test_a_restored_loss_scale_goes_on_where_it_was() -> None:
 
 def test_a_gradient_that_is_never_finite_ends_the_run_instead_of_skipping_for_ever() -> None:
     scale = LossScale()
-    with pytest.raises(FloatingPointError, match="not finite even with a loss scale of 0.00097.*: training has diverged"):
+    with pytest.raises(FloatingPointError, match=r"not finite even with a loss scale of 0\.00097.*: training has diverged"):
         for _ in range(100):
             scale.update(finite=False)
 
