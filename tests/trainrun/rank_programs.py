@@ -123,6 +123,23 @@ def chosen(out: Path, *, arguments: list[str], bytes_of_memory: int | None = Non
     return {"strategy": run.settings.strategy}
 
 
+def finetune(out: Path, *, arguments: list[str], stop: bool = False) -> dict[str, Any]:
+    """The fine-tuning recipe, as a command would run it; what it made is in its export and its metric lines.
+
+    Args:
+        out: folder of this rank.
+        stop: ask for a stop beforehand, so that the run saves after its first step and ends.
+    """
+    from trainrun import finetune as recipe  # transformers takes seconds to import
+
+    sys.argv = ["finetune", *arguments]
+    if stop:
+        (out / "state").mkdir()
+        (out / "state/stop").touch()
+    recipe.main()
+    return {}
+
+
 def collect(out: Path, *, value: Any) -> dict[str, Any]:
     """What ranks tell each other."""
     run = trainrun.start(arguments=[])
@@ -225,7 +242,15 @@ def _fault_two_attempts_a_request(rank: int) -> None:
 
 FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().items()) if name.startswith("_fault_")}
 
-PROGRAMS = {"train": train, "collect": collect, "probed": probed, "parity": parity, "reshard": reshard, "chosen": chosen}
+PROGRAMS = {
+    "train": train,
+    "finetune": finetune,
+    "collect": collect,
+    "probed": probed,
+    "parity": parity,
+    "reshard": reshard,
+    "chosen": chosen,
+}
 
 
 def enter(program: str, out: Path, environment: dict[str, str], keywords: dict[str, Any]) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import sys
 
+import torch
+
 import trainrun
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
@@ -23,7 +25,8 @@ def main() -> None:
     """The loop."""
     run = trainrun.start()
     data = run.tokens()
-    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    with torch.device("meta"):  # no memory yet: the strategy gives each rank that of its part, with the weights of gpt.initial
+        gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
     model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
     state = run.state(model=model, optimizer=optimizer, data=data)
     state.resume()
@@ -37,5 +40,5 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except (ConfigError, CheckpointError, StoreError, FloatingPointError) as error:
+    except (ConfigError, CheckpointError, StoreError, FloatingPointError, MemoryError) as error:
         sys.exit(f"trainrun.pretrain: {error}")
