@@ -7,6 +7,7 @@ it as it does for CUDA, so nothing below names it. Nothing here was run on CUDA 
 from __future__ import annotations
 
 import os
+import pickle
 import resource
 import sys
 from dataclasses import dataclass
@@ -113,6 +114,17 @@ def synchronize(device: torch.device) -> None:
 def send(tensor: Tensor, device: torch.device) -> Tensor:
     """A CPU tensor on ``device``. Pinned memory is copied without waiting for the device."""
     return tensor.to(device, non_blocking=tensor.is_pinned()) if device.type == "cuda" else tensor.to(device)
+
+
+def record_memory(device: torch.device, *, on: bool) -> None:
+    """Begin or end to record who allocates what, where that can be recorded: on CUDA."""
+    if device.type == "cuda":
+        torch.cuda.memory._record_memory_history("all" if on else None)
+
+
+def memory_record(device: torch.device) -> bytes | None:
+    """What was recorded, as a pickle for PyTorch's memory viewer; None where nothing can be."""
+    return pickle.dumps(torch.cuda.memory._snapshot(device)) if device.type == "cuda" else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

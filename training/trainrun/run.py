@@ -29,6 +29,7 @@ from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
 from trainrun.prepare import PreparedModel
 from trainrun.probe import fitting_micro_batch, out_of_memory_advice, said
+from trainrun.profile import ProfiledSteps
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
@@ -81,6 +82,7 @@ class Run:
         self.ranks = ranks
         self.completed = 0
         self.tokens_done = 0
+        self._state_directory = state_directory
         self._stop = stop.StopFlag(ranks, state_directory)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
@@ -200,13 +202,18 @@ class Run:
         self.event("started", world=self.ranks.size)
         if self.settings.micro_batch == "auto":
             self._measure_micro_batch()
+        profiled = ProfiledSteps(
+            self.settings, self.ranks, self._progress, first=self.completed + 1, directory=self._state_directory
+        )
         self._progress.begin(waited=self._waited)
         try:
             while self.completed < self.settings.steps:
                 before = self.completed
+                profiled.before(before + 1)
                 yield before + 1
                 if self.completed != before + 1:
                     raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
+                profiled.after(self.completed)
                 if self._stop.agreed() and self.completed < self.settings.steps:
                     self._end_early()
             if self._state is not None:
@@ -215,6 +222,7 @@ class Run:
             self._progress.finish(self.completed, skipped=self._skipped, model_sha256=digest)
             atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
         finally:
+            profiled.close()
             self._progress.close()
 
     def backward(self, loss: Tensor) -> None:

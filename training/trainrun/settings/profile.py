@@ -9,7 +9,8 @@ from trainrun.config import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """A window of steps of which a trace, and on accelerators a memory snapshot, is kept in the run's folder."""
+    """A window of steps of which rank 0 keeps a trace, and on CUDA a memory snapshot, in the run's folder: below the checkpoint
+    location, else in $TRAINRUN_STATE or the working directory, as ``profile/step-.../rank-....json.gz``."""
 
     start_step: int = 0
     """First step of the window; 0 profiles nothing."""

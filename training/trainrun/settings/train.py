@@ -98,5 +98,11 @@ class TrainSettings:
                 f"The nearest that is: {max(1, round(self.batch_tokens / self.sequence_length)) * self.sequence_length}."
             )
         problems += combinations.problems(self)
+        last_profiled = self.profile.start_step + self.profile.steps - 1
+        if self.profile.start_step > 0 and last_profiled > self.steps:
+            problems.append(
+                f"profile.start_step is {self.profile.start_step} and profile.steps is {self.profile.steps}: the last of these "
+                f"would be step {last_profiled}, and the run has {self.steps}. Start earlier, profile fewer, or train longer."
+            )
         if problems:
             raise ConfigError(problems)
