@@ -235,6 +235,10 @@ class LocalCluster:
     aws: Account
     port: int
     make_metadata: Callable[..., FakeMetadata]
+    script: str = JOB
+    """The job's train.py."""
+    job: dict[str, Any] = field(default_factory=dict)
+    """Fields of its JobSpec that are not as usual."""
     nodes: dict[str, LocalNode] = field(default_factory=dict)
     addresses: Iterator[str] = field(default_factory=lambda: (f"127.0.0.{n}" for n in range(2, 255)))
 
@@ -248,10 +252,13 @@ class LocalCluster:
             region="us-east-1",
             cluster=ClusterSpec(name="test", instance_type="c7i.large", nodes_min=1, nodes_desired=2, nodes_max=2),
             job=JobSpec(
-                entry_point="train.py",
-                arguments=(str(self.shared),),
-                python=sys.executable,
-                environment={"OMP_NUM_THREADS": "1"},
+                **{
+                    "entry_point": "train.py",
+                    "arguments": (str(self.shared),),
+                    "python": sys.executable,
+                    "environment": {"OMP_NUM_THREADS": "1"},
+                    **self.job,
+                }
             ),
             storage=StorageSpec(location=f"s3://{self.aws.bucket}/prefix"),
             timeouts=TimeoutSpec(meet=60, rendezvous=60, peer_lost=5, stop_grace=15),
@@ -265,7 +272,7 @@ class LocalCluster:
             (root / folder).mkdir(parents=True)
         (root / "etc/traincluster/run.json").write_text(self.spec().to_json())
         (root / "opt/traincluster/payload/trainrun").symlink_to(TRAINRUN)
-        (root / "opt/traincluster/payload/project/train.py").write_text(JOB)
+        (root / "opt/traincluster/payload/project/train.py").write_text(self.script)
         metadata = self.make_metadata(instance_id=instance, local_ipv4=next(self.addresses))
         environment = {
             **os.environ,
@@ -332,23 +339,34 @@ class LocalCluster:
 
 
 @pytest.fixture
-def cluster(
+def start_cluster(
     tmp_path: Path,
     group: EmulatedGroup,
     aws: Account,
     fake_metadata: Callable[..., FakeMetadata],
     free_port: int,
-) -> Iterator[LocalCluster]:
-    """A group of two with both nodes booted; they train until there is a file named enough."""
-    group.create(desired=2)
-    cluster = LocalCluster(tmp_path, aws, free_port, fake_metadata)
-    cluster.shared.mkdir()
-    try:
+) -> Iterator[Callable[..., LocalCluster]]:
+    """Makes a group of two and boots both nodes; takes the fields of `LocalCluster`."""
+    clusters = []
+
+    def start(**fields: Any) -> LocalCluster:
+        group.create(desired=2)
+        cluster = LocalCluster(tmp_path, aws, free_port, fake_metadata, **fields)
+        clusters.append(cluster)
+        cluster.shared.mkdir()
         for instance in group.instances():
             cluster.boot(instance)
-        yield cluster
-    finally:
+        return cluster
+
+    yield start
+    for cluster in clusters:
         cluster.end()
+
+
+@pytest.fixture
+def cluster(start_cluster: Callable[..., LocalCluster]) -> LocalCluster:
+    """A group of two with both nodes booted; they train until there is a file named enough."""
+    return start_cluster()
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from trainrun.node.claims import Claim
 from trainrun.node.events import Events
-from trainrun.node.launch import Launch
+from trainrun.node.launch import TorchrunLaunch
 from trainrun.node.meet import Meeting
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
@@ -23,6 +23,9 @@ MEETING = Meeting(claim=Claim(generation=1, node="i-1", address="10.0.0.7", port
 
 class FakeLaunch:
     """Runs for some looks, then has ended with a code; a stop ends it."""
+
+    name = "torchrun"
+    reason = ""
 
     def __init__(self, code, *, ranks=(), looks=0, while_running=lambda: None):
         self._code, self._ranks, self._looks, self._while_running = code, list(ranks), looks, while_running
@@ -222,7 +225,7 @@ def launch_of(places, tmp_path):
 
     def make(said):
         (tmp_path / "said").write_text(said)
-        launch = Launch(["cat", str(tmp_path / "said")], environment={"PATH": "/usr/bin:/bin"}, places=places)
+        launch = TorchrunLaunch(["cat", str(tmp_path / "said")], environment={"PATH": "/usr/bin:/bin"}, places=places)
         launch._process.wait(timeout=10)
         return launch
 

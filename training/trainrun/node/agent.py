@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from types import FrameType
 
@@ -20,11 +21,12 @@ from trainrun.node.events import Events
 from trainrun.node.finish import Result, finish
 from trainrun.node.group import Group
 from trainrun.node.interface import interface_of
-from trainrun.node.launch import Launch
+from trainrun.node.launch import Launch, TorchrunLaunch
 from trainrun.node.log_stream import LogStream
 from trainrun.node.meet import Meet, Meeting
 from trainrun.node.metadata import Identity, Metadata, identify
 from trainrun.node.metric_files import MetricFiles
+from trainrun.node.mpi import mpi_launch
 from trainrun.node.outcome import DO_NOT_RESTART, Leave, Outcome, StepFailed
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
@@ -130,27 +132,53 @@ class Agent:
                 peer_lost=self.spec.timeouts.peer_lost,
                 ended=self.result.ended,
             )
-            train = Train(spec=self.spec, places=self.places, events=self.events, meet=meet, launch=self.launch, watch=self.watch)
+            train = Train(
+                spec=self.spec,
+                places=self.places,
+                events=self.events,
+                meet=meet,
+                launch=lambda meeting, first: self.launch(meeting, first, beacon=beacon.port),
+                watch=self.watch,
+            )
             try:
                 return train.run()
             except StepFailed as failure:
                 return Outcome(state="failed", reason=str(failure))
 
-    def launch(self, meeting: Meeting, first: bool) -> Launch:
-        """Start torchrun."""
+    def launch(self, meeting: Meeting, first: bool, *, beacon: int) -> Launch:
+        """Start the launcher.
+
+        Raises:
+            StepFailed: there is no Open MPI any more.
+        """
+        if self.spec.job.launcher == "mpirun":
+            return mpi_launch(
+                self.spec,
+                python=self.python,
+                places=self.places,
+                identity=self.identity,
+                meeting=meeting,
+                first=first,
+                beacon=beacon,
+                store=self.store,
+                environment=self.rank_environment,
+            )
         command = torchrun_command(
             self.spec, python=self.python, places=self.places, identity=self.identity, meeting=meeting, first=first
         )
-        environment = rank_environment(
+        log.info("Launching: %s", " ".join(command))
+        return TorchrunLaunch(command, environment=self.rank_environment(os.environ), places=self.places)
+
+    def rank_environment(self, base: Mapping[str, str]) -> dict[str, str]:
+        """The environment of the ranks over ``base``."""
+        return rank_environment(
             self.spec,
             places=self.places,
-            base=os.environ,
+            base=base,
             interface=interface_of(self.identity.address),
             processors=processors_here(),
             libraries=[folder for folder in EFA_LIBRARY_FOLDERS if folder.is_dir()],
         )
-        log.info("Launching: %s", " ".join(command))
-        return Launch(command, environment=environment, places=self.places)
 
     def watch(self, regroup: Regroup, meeting: Meeting) -> AbstractContextManager[None]:
         """Watch what is to be watched beside torchrun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 
 from trainrun.node.events import Events
 from trainrun.node.fabric import check_fabric
+from trainrun.node.mpi_program import find_mpirun
 from trainrun.node.outcome import StepFailed
-from trainrun.spec import ClusterSpec, RunSpec
+from trainrun.spec import ClusterSpec, JobSpec, RunSpec
 from trainrun.store import Store, StoreError
 
 PYTHON_SECONDS = 300.0
@@ -31,7 +33,8 @@ def check(*, spec: RunSpec, python: str, store: Store, events: Events) -> str:
         lambda: check_fabric(spec.cluster),
         lambda: check_accelerators(spec.cluster),
         lambda: check_efa(spec.cluster),
-        lambda: check_python(python),
+        lambda: check_python(python) if needs_torch(spec.job) else "no torch needed",
+        lambda: check_launcher(spec.job, python=python),
         lambda: check_store(store, events),
     ]
     for one in checks:
@@ -102,6 +105,23 @@ def check_python(python: str) -> str:
         lines = "\n".join(done.stderr.strip().splitlines()[-5:])
         raise StepFailed(f"{python} cannot import torch:\n{lines}\nSet the job's python to the image's Python that has torch.")
     return f"torch {done.stdout.strip()}"
+
+
+def needs_torch(job: JobSpec) -> bool:
+    """Whether the job's Python has to have torch: mpirun starts programs without any Python."""
+    return job.launcher == "torchrun" or not job.is_program
+
+
+def check_launcher(job: JobSpec, *, python: str) -> str:
+    """Find mpirun, where that is the launcher; torchrun is a part of torch.
+
+    Raises:
+        StepFailed: there is none.
+    """
+    if job.launcher == "torchrun":
+        return "torchrun"
+    mpirun = find_mpirun(job, python=python, environment=os.environ)
+    return f"Open MPI {mpirun.version} ({mpirun.program})"
 
 
 def check_store(store: Store, events: Events, *, timeout: float = STORE_SECONDS) -> str:

@@ -1,11 +1,11 @@
-"""The torchrun command of one launch."""
+"""What a rank runs, and the torchrun command of one launch."""
 
 from __future__ import annotations
 
 from trainrun.node.meet import Meeting
 from trainrun.node.metadata import Identity
 from trainrun.node.places import Places
-from trainrun.spec import RunSpec
+from trainrun.spec import JobSpec, RunSpec
 
 FIRST_LAST_CALL_SECONDS = 30
 """How long a first launch waits for nodes beyond nodes_min: instances boot at different speeds."""
@@ -40,7 +40,7 @@ def torchrun_command(
         "keep_alive_interval": KEEP_ALIVE_SECONDS,
         "keep_alive_max_attempt": max(1, spec.timeouts.peer_lost // KEEP_ALIVE_SECONDS),
     }
-    is_script = spec.job.entry_point.endswith(".py")
+    job = spec.job
     return [
         *(python, "-m", "torch.distributed.run"),
         f"--nnodes={cluster.nodes_min}:{cluster.nodes_max}",
@@ -54,8 +54,19 @@ def torchrun_command(
         f"--shutdown-timeout={spec.timeouts.stop_grace}",
         f"--log-dir={places.rank_logs}",
         "--redirects=3",
-        *([] if is_script else ["-m"]),
+        *(["--no-python"] if job.is_program else [] if job.is_script else ["-m"]),
         "--",  # or argparse would take an argument of the job, such as --log, for a short form of torchrun's own
-        str(places.project / spec.job.entry_point) if is_script else spec.job.entry_point,
-        *spec.job.arguments,
+        entry_point(job, places=places),
+        *job.arguments,
     ]
+
+
+def rank_command(job: JobSpec, *, python: str, places: Places) -> list[str]:
+    """What one rank runs, where nothing like torchrun stands between."""
+    interpreter = [] if job.is_program else [python] if job.is_script else [python, "-m"]
+    return [*interpreter, entry_point(job, places=places), *job.arguments]
+
+
+def entry_point(job: JobSpec, *, places: Places) -> str:
+    """The module's name, or the whole path of the script or program: below the project, unless it is absolute."""
+    return str(places.project / job.entry_point) if job.is_script or job.is_program else job.entry_point

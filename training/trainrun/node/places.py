@@ -49,13 +49,18 @@ class Places:
         return self.state / "stop"
 
     @property
+    def mpi(self) -> Path:
+        """What mpirun needs while it runs."""
+        return self.state / "mpi"
+
+    @property
     def events(self) -> Path:
         """What the agent did, one JSON object a line."""
         return self.state / "events.jsonl"
 
     @property
     def logs(self) -> Path:
-        """agent.log, supervisor.log, torchrun.log and ranks/."""
+        """agent.log, supervisor.log, torchrun.log or mpirun.log, and ranks/."""
         return self.root / "var/log/traincluster"
 
     @property
@@ -64,8 +69,13 @@ class Places:
         return self.logs / "torchrun.log"
 
     @property
+    def mpirun_log(self) -> Path:
+        """What mpirun itself says, or its daemon on this node."""
+        return self.logs / "mpirun.log"
+
+    @property
     def rank_logs(self) -> Path:
-        """torchrun's log directory: one folder a launch, with the output of each rank."""
+        """The launcher's log directory: one folder a launch, with the output of each rank."""
         return self.logs / "ranks"
 
     @property

@@ -18,8 +18,8 @@ from trainrun.spec import RunSpec
 POLL_SECONDS = 0.1
 REGROUP_GRACE_SECONDS = 10.0
 """For the ranks to save when the rendezvous host is gone. They mostly cannot, since their peers are gone too."""
-TORCHRUN_SECONDS = 5.0
-"""For torchrun itself to end after its ranks."""
+LAUNCHER_SECONDS = 5.0
+"""For the launcher itself to end after its ranks."""
 SETTLED_SECONDS = 600.0
 """A launch that ran so long was no part of a series of failures: the budget and the pauses start anew."""
 LONGEST_PAUSE_SECONDS = 30.0
@@ -71,7 +71,7 @@ class Train:
         places: where things are on this node.
         events: where steps are reported.
         meet: how the node meets its peers.
-        launch: starts torchrun for a meeting; the flag tells whether it is the first launch.
+        launch: starts the launcher for a meeting; the flag tells whether it is the first launch.
         watch: what is watched beside it.
         """
         self._spec = spec
@@ -122,20 +122,22 @@ class Train:
                 self._supervise(launch, regroup)
             except Leave:
                 self._meet.resign()
-                launch.stop(grace=self._spec.timeouts.stop_grace + TORCHRUN_SECONDS)
+                launch.stop(grace=self._spec.timeouts.stop_grace + LAUNCHER_SECONDS)
                 raise
             self._leave_if_asked()
             if launch.exit_code() == 0:
                 return "the job is done"
-            if regroup.reason:
-                raise StepFailed(f"{regroup.reason} The nodes meet anew.")
+            if reason := regroup.reason or launch.reason:
+                raise StepFailed(f"{reason} The nodes meet anew.")
             codes = launch.rank_exit_codes()
             if codes and set(codes) == {ASKED_TO_STOP}:
                 raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
-            raise StepFailed(f"torchrun ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}")
+            raise StepFailed(
+                f"{launch.name} ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}"
+            )
 
     def _supervise(self, launch: Launch, regroup: Regroup) -> None:
-        """Wait for torchrun to end, and end it where it must not go on."""
+        """Wait for the launcher to end, and end it where it must not go on."""
         stopping_since = 0.0
         while launch.exit_code() is None:
             if regroup.reason:
