@@ -91,7 +91,7 @@ class Run:
         self._state: TrainState | None = None
         self._peaks: list[float] = []
         self._loss = torch.zeros((), device=ranks.device)
-        self._norm = torch.zeros((), device=ranks.device)
+        self._norm: Tensor | float = torch.zeros((), device=ranks.device)
 
     def prepare(
         self, model: nn.Module, optimizer: AnyOptimizer, *, weights: Weights | None = None
@@ -256,7 +256,7 @@ class Run:
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
         with self._advised():
-            self._norm = self._strategy.update(optimizer, clip_norm=self.settings.optimizer.clip_norm or math.inf)
+            self._norm = norm = self._strategy.update(optimizer, clip_norm=self.settings.optimizer.clip_norm or math.inf)
         tokens = self._data.valid_tokens
         self._data.advance()
         self.completed += 1
@@ -265,7 +265,7 @@ class Run:
         if self._progress.clock.steps == 1:
             self.ranks.set_timeout(self.settings.collective_timeout_seconds)
         if self._progress.is_due(self.completed):
-            self._log(learning_rate=self._peaks[0] * fraction)
+            self._log(norm, learning_rate=self._peaks[0] * fraction)
         self._loss.zero_()
 
     def check_finite(self) -> None:
@@ -285,12 +285,12 @@ class Run:
         """Record that something happened at the present step."""
         self._progress.event(self.completed, name, **details)
 
-    def _log(self, *, learning_rate: float) -> None:
+    def _log(self, norm: Tensor, *, learning_rate: float) -> None:
         """Bring loss and norm to the host, which waits for the device: once for both, and only at steps that are logged."""
         assert self._data is not None
         loss = self.ranks.sum(self._loss) / self.ranks.tensor_parallel
-        loss_here, norm_here = torch.stack([loss, self._norm.to(loss)]).tolist()
-        self._norm = torch.tensor(norm_here)
+        loss_here, norm_here = torch.stack([loss, norm.to(loss)]).tolist()
+        self._norm = norm_here
         self.check_finite()
         self._progress.report(
             self.completed,
