@@ -15,7 +15,7 @@ import pytest
 
 from trainrun import s3 as s3_store
 from trainrun import store
-from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
+from trainrun.store import Range, Store, StoreError, StoreKeyMissing, open_store
 
 
 @pytest.fixture(params=["s3", "directory"])
@@ -44,6 +44,43 @@ def test_ranges_end_where_the_object_ends(any_store: Store) -> None:
     assert any_store.get("k", 100, 5) == b""
     assert any_store.get("k", 3) == b"3456789"
     assert any_store.get("k", 3, 0) == b""
+
+
+def test_ranges_of_several_objects_are_read_into_memory(any_store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "READ_BLOCK", 7)
+    data = {key: os.urandom(50) for key in ("a", "b/c")}
+    for key, value in data.items():
+        any_store.put(key, value)
+    memory = bytearray(100)
+    slices = [("a", 0, 50), ("b/c", 3, 21), ("b/c", 49, 1), ("a", 50, 0), ("a", 10, 20)]
+    ranges, at = [], 0
+    for key, start, length in slices:
+        ranges.append(Range(key, start, memoryview(memory)[at : at + length]))
+        at += length
+    complete: list[tuple[str, int, bool]] = []
+    any_store.read_into(
+        ranges, done=lambda r: complete.append((r.key, r.start, r.into == data[r.key][r.start : r.start + len(r.into)]))
+    )
+    assert sorted(complete) == sorted((key, start, True) for key, start, _ in slices)
+    assert bytes(memory[:at]) == b"".join(data[key][start : start + length] for key, start, length in slices)
+
+
+def test_a_range_past_the_end_of_an_object_is_an_error(any_store: Store) -> None:
+    any_store.put("k", b"0123456789")
+    with pytest.raises(StoreError, match=r"/k ends at byte 10, and was to be read up to byte 12"):
+        any_store.read_into([Range("k", 5, memoryview(bytearray(7)))])
+    with pytest.raises(StoreKeyMissing, match="nowhere"):
+        any_store.read_into([Range("nowhere", 5, memoryview(bytearray(7)))])
+
+
+def test_what_a_check_of_a_range_raises_ends_the_reading(any_store: Store) -> None:
+    any_store.put("k", b"0123456789")
+
+    def refuse(item: Range) -> None:
+        raise ValueError("damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        any_store.read_into([Range("k", 0, memoryview(bytearray(7)))], done=refuse)
 
 
 def test_a_new_object_is_written_once(any_store: Store) -> None:
@@ -137,7 +174,7 @@ def test_ckpt_13_a_server_that_never_answers_is_given_up_and_named(monkeypatch: 
 
 
 def test_ckpt_13_no_byte_is_sent_after_the_deadline(bucket: str) -> None:
-    with pytest.raises(StoreError, match="the time for this write is over"):
+    with pytest.raises(StoreError, match="the time for it is over"):
         open_store(f"s3://{bucket}", attempts=1).put("late", b"x", deadline=time.monotonic() - 1)
     assert list(open_store(f"s3://{bucket}").list()) == []
 

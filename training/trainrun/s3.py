@@ -16,7 +16,7 @@ from boto3.s3.transfer import TransferConfig
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
-from trainrun.store import Store, StoredObject, StoreError, StoreKeyMissing
+from trainrun.store import Progress, Store, StoredObject, StoreError, StoreKeyMissing, too_short
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -39,13 +39,13 @@ class S3Store(Store):
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self._options = (read_timeout_seconds, attempts)
 
-    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None) -> None:
         reader = _MemoryReader(memoryview(data).cast("B"), deadline)
         config = self._transfer(len(reader.view), key)
         with self._errors("write", key):
             self._client.upload_fileobj(cast(IO[bytes], reader), self.bucket, self._full(key), Config=config)
 
-    def put_new(self, key: str, data: bytes | memoryview) -> bool:
+    def put_new(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> bool:
         try:
             with self._errors("write", key):
                 self._client.put_object(Bucket=self.bucket, Key=self._full(key), Body=bytes(data), IfNoneMatch="*")
@@ -69,6 +69,12 @@ class S3Store(Store):
         whole = start is None and length is None
         with self._errors("read", key):
             return _retried(lambda: self._read(key, None if whole else f"bytes={first}-{last}"), self._options[1])
+
+    def _read_block(self, key: str, start: int, into: memoryview, deadline: float | None) -> None:
+        data = self.get(key, start, len(into))
+        if len(data) < len(into):
+            raise too_short(self.locate(key), start + len(data), start + len(into))
+        into[:] = data
 
     def get_file(self, key: str, path: Path) -> None:
         with self._errors("read", key):
@@ -163,7 +169,7 @@ class _MemoryReader(io.RawIOBase):
 
     def read(self, size: int | None = -1) -> bytes:
         if self._deadline is not None and time.monotonic() > self._deadline:
-            raise TimeoutError("the time for this write is over")
+            raise TimeoutError("the time for it is over")
         end = len(self.view) if size is None or size < 0 else self._at + size
         chunk = bytes(self.view[self._at : end])
         self._at += len(chunk)

@@ -9,16 +9,27 @@ import abc
 import io
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from trainrun.parallel import in_threads
+
 READ_TIMEOUT_SECONDS = 20.0
 ATTEMPTS = 5
+READ_THREADS = 8
+READ_BLOCK = 16 * 1024**2
+"""Bytes of one request of `Store.read_into`: enough to make the request itself cheap, few enough to use all threads."""
+
+Progress = Callable[[int], None]
+"""Is told how many bytes have been sent or written so far; from several threads, so that a number may come late."""
 
 
 class StoreError(Exception):
@@ -44,6 +55,17 @@ class StoredObject:
     """Seconds since the epoch, by the store's clock."""
 
 
+@dataclass(frozen=True)
+class Range:
+    """Bytes of an object, and the memory that they are read into."""
+
+    key: str
+    start: int
+    """The first byte, from 0."""
+    into: memoryview
+    """Writable and contiguous; its size is that of the range."""
+
+
 class Store(abc.ABC):
     """Objects by key under one URL. Keys are relative, with forward slashes. An object appears whole or not at all."""
 
@@ -51,21 +73,22 @@ class Store(abc.ABC):
     """What `open_store` takes to open the same store; no slash at its end."""
 
     @abc.abstractmethod
-    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None) -> None:
         """Write an object, durably. An object of the same key is replaced.
 
         Args:
             key: where to.
             data: any size; large ones go to S3 in parts.
             deadline: the `time.monotonic` after which no more bytes are sent; None means no end but that of silence.
+            progress: is called while bytes move, for a watchdog. It must return quickly.
 
         Raises:
             StoreError: not written, after the retries, or larger than S3 takes.
         """
 
     @abc.abstractmethod
-    def put_new(self, key: str, data: bytes | memoryview) -> bool:
-        """Write an object only if the key is free; False, and nothing written, when it is not.
+    def put_new(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> bool:
+        """Write a small object only if the key is free; False, and nothing written, when it is not.
 
         On S3 that is PutObject with ``If-None-Match: *``.
         """
@@ -82,6 +105,53 @@ class Store(abc.ABC):
             StoreKeyMissing: there is no such object.
             StoreError: not read, after the retries.
         """
+
+    def read_into(
+        self,
+        ranges: Iterable[Range],
+        *,
+        threads: int = READ_THREADS,
+        deadline: float | None = None,
+        done: Callable[[Range], None] | None = None,
+    ) -> None:
+        """Read ranges of any objects straight into memory, in parallel.
+
+        Args:
+            ranges: large ones are read in several requests. They must not overlap in memory.
+            threads: requests in flight.
+            deadline: the `time.monotonic` after which no more is read; None means no end but that of silence.
+            done: called with each range as soon as all its bytes are there, in the thread that read the last of them, while
+                others read on: the place to check a digest. What it raises ends the reading.
+
+        Raises:
+            StoreKeyMissing: an object is not there.
+            StoreError: not read, after the retries, or an object ends before the range does. In every case no thread
+                touches the memory any more.
+        """
+        blocks: list[Callable[[], None]] = []
+        for item in ranges:
+            blocks += self._blocks(item, deadline, done)
+        in_threads(blocks, threads)
+
+    def _blocks(self, item: Range, deadline: float | None, done: Callable[[Range], None] | None) -> list[Callable[[], None]]:
+        """One call for each request that reads a range."""
+        into, lock = item.into.cast("B"), Lock()
+        starts = range(0, len(into), READ_BLOCK) or range(1)
+        left = [len(starts)]
+
+        def read(at: int) -> None:
+            self._read_block(item.key, item.start + at, into[at : at + READ_BLOCK], deadline)
+            with lock:
+                left[0] -= 1
+                last = left[0] == 0
+            if last and done:
+                done(item)
+
+        return [partial(read, at) for at in starts]
+
+    @abc.abstractmethod
+    def _read_block(self, key: str, start: int, into: memoryview, deadline: float | None) -> None:
+        """Fill ``into`` (bytes; maybe none) with the object's bytes from ``start``, or raise as `read_into` says."""
 
     @abc.abstractmethod
     def get_file(self, key: str, path: Path) -> None:
@@ -138,6 +208,17 @@ def join_url(url: str, *names: str) -> str:
     return "/".join([url.rstrip("/"), *names])
 
 
+def check_deadline(deadline: float | None) -> None:
+    """Raise TimeoutError once ``deadline`` (a `time.monotonic`) is over."""
+    if deadline is not None and time.monotonic() > deadline:
+        raise TimeoutError("the time for it is over")
+
+
+def too_short(location: str, end: int, wanted: int) -> StoreError:
+    """What to raise for a read that goes past an object's end."""
+    return StoreError(f"{location} ends at byte {end}, and was to be read up to byte {wanted}.")
+
+
 class DirectoryStore(Store):
     """A directory, on a local or a shared file system."""
 
@@ -145,14 +226,14 @@ class DirectoryStore(Store):
         self.directory = directory.expanduser().absolute()
         self.url = str(self.directory)
 
-    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None) -> None:
         with self._errors("write", key):
-            self._new_file(key, lambda file: file.write(data)).replace(self._path(key))
+            self._new_file(key, lambda file: _write(file, data, deadline, progress)).replace(self._path(key))
             _sync_directory(self._path(key).parent)
 
-    def put_new(self, key: str, data: bytes | memoryview) -> bool:
+    def put_new(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> bool:
         with self._errors("write", key):
-            temporary = self._new_file(key, lambda file: file.write(data))
+            temporary = self._new_file(key, lambda file: _write(file, data, deadline, None))
             try:
                 os.link(temporary, self._path(key))  # unlike a rename, a link never replaces
             except FileExistsError:
@@ -171,6 +252,17 @@ class DirectoryStore(Store):
         with self._errors("read", key), self._path(key).open("rb") as file:
             file.seek(start or 0)
             return file.read(-1 if length is None else length)
+
+    def _read_block(self, key: str, start: int, into: memoryview, deadline: float | None) -> None:
+        with self._errors("read", key), self._path(key).open("rb", buffering=0) as file:
+            file.seek(start)
+            filled = 0
+            while filled < len(into):
+                check_deadline(deadline)
+                count = file.readinto(into[filled:])
+                if not count:
+                    raise too_short(self.locate(key), start + filled, start + len(into))
+                filled += count
 
     def get_file(self, key: str, path: Path) -> None:
         with self._errors("read", key):
@@ -238,6 +330,20 @@ class DirectoryStore(Store):
             raise kind(f"Could not {verb} {self.locate(key)}: {error}.") from None
         except OSError as error:
             raise StoreError(f"Could not {verb} {self.locate(key)}: {error}.") from error
+
+
+WRITE_CHUNK = 8 * 1024**2
+"""Bytes between two looks at the deadline."""
+
+
+def _write(file: io.BufferedWriter, data: bytes | memoryview, deadline: float | None, progress: Progress | None) -> None:
+    view = memoryview(data).cast("B")
+    for start in range(0, len(view), WRITE_CHUNK):
+        check_deadline(deadline)
+        file.write(view[start : start + WRITE_CHUNK])
+        if progress:
+            progress(min(start + WRITE_CHUNK, len(view)))
+    check_deadline(deadline)
 
 
 def _files_below(top: Path) -> Iterator[Path]:
