@@ -90,7 +90,7 @@ def train(
         for batch in data.micro_batches():
             seen.append((step, batch.inputs.tolist()))
             loss = model.loss(batch)
-            losses[-1] += float(loss)
+            losses[-1] += float(loss.detach())
             run.backward(loss)
         run.step(optimizer)
         rates.append(optimizer.param_groups[0]["lr"])

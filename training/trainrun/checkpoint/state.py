@@ -52,7 +52,6 @@ class TrainState:
     def __init__(self, run: Run, *, strategy: Strategy, optimizer: torch.optim.Optimizer, data: Stream | None) -> None:
         self._run, self._strategy, self._optimizer, self._data = run, strategy, optimizer, data
         self._ranks: Ranks = run.ranks
-        self._settings: TrainSettings = strategy.settings
         location = run.settings.checkpoint.location
         self._store: Store | None = open_store(location).child(run.settings.run) if location else None
         self._failures = 0
@@ -141,6 +140,11 @@ class TrainState:
                 raise CheckpointError(f"{MOST_FAILURES} saves in a row failed, the last at step {step}: {problem}")
             if not now:
                 return False
+
+    @property
+    def _settings(self) -> TrainSettings:
+        """The run's, which resolves what is "auto" only when it trains."""
+        return self._run.settings
 
     # Saving
 
@@ -242,6 +246,7 @@ class TrainState:
         kinds = commit.kinds()
         model_parts = self._strategy.model_parts()
         self._require_same_model(model_parts, {n: kind for n, kind in kinds.items() if n.startswith("model/")}, commit.step)
+        self._require_same_optimizer(commit)
         if self._data is not None:
             self._data.load_state(commit.data)
         wanted = {name: kind for name, kind in kinds.items() if name.startswith("optimizer/")}
@@ -273,9 +278,7 @@ class TrainState:
         for name in sorted(there ^ here):
             words = name.removeprefix("strategy/").replace("_", " ")
             if name in there:
-                self._say(
-                    f"The checkpoint has a {words}, for which precision {now} has no use: it is left out (written: {before})."
-                )
+                self._say(f"The checkpoint has a {words}, which {now} has no use for: it is left out (written with {before}).")
             else:
                 self._say(f"The checkpoint has no {words} (it was written with precision {before}): it begins anew for {now}.")
 
@@ -294,6 +297,17 @@ class TrainState:
                 problems.append(f"{name} is {kind[0]} {kind[1]} in the checkpoint, {here[name][0]} {here[name][1]} here.")
         if problems:
             raise ConfigError([*problems, "Set the model back, or start another run by another name."])
+
+    def _require_same_optimizer(self, commit: Commit) -> None:
+        """Raise a ConfigError where the state of one bundled optimizer would be taken for that of another."""
+        before, now = commit.settings.get("optimizer", {}).get("name"), self._settings.optimizer.name
+        if before != now:
+            raise ConfigError(
+                [
+                    f'The checkpoint of step {commit.step} was trained by optimizer.name "{before}", this run has "{now}": their '
+                    "states are not alike. Set it back, or start another run by another name."
+                ]
+            )
 
     def _set_aside(self, store: Store, damaged: list[tuple[int, str]], *, resumed_from: int) -> None:
         """Rename the COMMITs of damaged checkpoints, so that these steps can be committed again when training gets there."""
