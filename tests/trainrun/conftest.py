@@ -33,6 +33,7 @@ from trainrun.settle import settle
 sys.path.insert(0, str(Path(__file__).parent))  # rank_programs, for this process and for those it starts
 
 import rank_programs
+from fault_store import FaultStore
 
 # Forked from a clean process that has imported torch already, a rank starts in milliseconds.
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -106,6 +107,15 @@ def s3(_s3_server: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[Faulty
     _s3_server.requests.clear()
     yield _s3_server
     _s3_server.heal()
+
+
+@pytest.fixture
+def faults(s3: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultStore]:
+    """A proxy before the server that can do more harm; AWS_ENDPOINT_URL leads to it."""
+    proxy = FaultStore(s3.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+    yield proxy
+    proxy.stop()
 
 
 @pytest.fixture
@@ -227,8 +237,8 @@ def _json_or_empty(path: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def ranks(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[RankRunner]:
-    endpoint = request.getfixturevalue("s3").endpoint if "bucket" in request.fixturenames else ""
-    runner = RankRunner(tmp_path / "ranks", endpoint)
+    server = next((name for name in ("faults", "s3") if name in request.fixturenames), None)
+    runner = RankRunner(tmp_path / "ranks", request.getfixturevalue(server).endpoint if server else "")
     yield runner
     runner.end()
 
