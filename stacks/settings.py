@@ -20,6 +20,7 @@ from traincluster.retention import retention_of
 from traincluster.rules.image import OperatingSystem
 from trainrun.spec import (
     ConfigError,
+    Launcher,
     ShutdownSpec,
     TimeoutSpec,
     from_mapping,
@@ -99,7 +100,10 @@ class Settings:
     source: str | None = None
     """Folder with your own training code, relative to the settings file; null trains the bundled GPT."""
     entry_point: str = "trainrun.pretrain"
-    """A script in the source, or a module."""
+    """What every rank runs: a script in the source ("train.py"), a module ("trainrun.pretrain"), a program in the source
+    ("./run.sh"), or one of the image by its absolute path."""
+    launcher: Launcher = "torchrun"
+    """What starts the ranks: torchrun, or mpirun, which is the image's Open MPI (docs/launching.md)."""
     arguments: tuple[str, ...] = ()
     """Command-line arguments of the entry point."""
     environment: dict[str, str] = field(default_factory=dict)

@@ -75,6 +75,7 @@ class TrainingClusterStack(Stack):
                 run=settings.run,
                 source=settings.source,
                 entry_point=settings.entry_point,
+                launcher=settings.launcher,
                 arguments=settings.arguments,
                 environment=settings.environment,
                 configuration=self._configuration(settings, datasets),

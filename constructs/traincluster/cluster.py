@@ -28,7 +28,7 @@ from traincluster.image import NodeImage, default_image, resolve, root_volume_si
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
-from traincluster.job_facts import job_facts
+from traincluster.job_facts import job_facts, launcher_facts
 from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
@@ -209,6 +209,7 @@ class TrainingCluster(Construct):
             self.capacity.facts(self.instance_type, nodes=nodes, placement=placement.kind, group=placement.group_name),
             self.image.facts(self.instance_type, pinned=resolved.pinned, efa=efa_interfaces > 0, root_volume_gib=root_gib),
             *job_facts(job, self.run_spec.cluster, memory_gib=self.instance_type.memory_gib),
+            launcher_facts(job, self.image),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
             report(self, check(facts))

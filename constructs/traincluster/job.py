@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, get_args
 
 from traincluster.payload import packed_files
-from trainrun.spec import ConfigError, JobSpec, ShutdownSpec, TimeoutSpec, TrainSettings, train_settings, with_documents
+from trainrun.spec import (
+    ConfigError,
+    JobSpec,
+    Launcher,
+    ShutdownSpec,
+    TimeoutSpec,
+    TrainSettings,
+    is_program,
+    train_settings,
+    with_documents,
+)
 
 _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -35,7 +46,10 @@ class TrainingJob:
     source: Path | str | None = None
     """Folder with the user's code; None runs a module of trainrun."""
     entry_point: str = "trainrun.pretrain"
-    """A script in the source ("train.py"), or a module ("trainrun.pretrain", or one in the source)."""
+    """What every rank runs: a script in the source ("train.py"), a module ("trainrun.pretrain", or one in the source), a
+    program in the source ("./run.sh"), or one of the image by its absolute path ("/usr/local/bin/all_reduce_perf")."""
+    launcher: Launcher = "torchrun"
+    """What starts the ranks: "torchrun", or "mpirun", which is the image's Open MPI (Horovod, nccl-tests, Megatron-LM)."""
     arguments: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
@@ -72,6 +86,7 @@ class TrainingJob:
         """The part of the RunSpec that says what to run, with the image's Python."""
         return JobSpec(
             entry_point=self.entry_point,
+            launcher=self.launcher,
             arguments=tuple(self.arguments),
             environment=dict(self.environment),
             configuration=self.inlined,
@@ -81,6 +96,8 @@ class TrainingJob:
     def _kind_problems(self) -> Iterator[str]:
         if not isinstance(self.run, str):
             yield f"run is {self.run!r}. Allowed: text, which names the folder of the run's checkpoints."
+        if self.launcher not in get_args(Launcher):
+            yield f"launcher is {self.launcher!r}. Allowed: {', '.join(map(repr, get_args(Launcher)))}."
         if isinstance(self.arguments, str) or not all(isinstance(argument, str) for argument in self.arguments):
             yield f"arguments is {self.arguments!r}. Allowed: a list of texts, such as ['--config', 'llama.yaml']."
         for name, value in self.environment.items():
@@ -102,11 +119,17 @@ class TrainingJob:
     def _entry_point_problems(self) -> Iterator[str]:
         folder, entry = self.source_folder, self.entry_point
         is_bundled = entry.partition(".")[0] == "trainrun"
-        if folder is None:
+        if entry.startswith("/"):  # the image's; what it holds is not known here
+            if folder is not None and not folder.is_dir():
+                yield f"source is {str(folder)!r}, which is not a folder. Give the folder that the program works in."
+        elif folder is None:
             if is_bundled and not entry_point_in(packed_files(), entry):
                 yield f"entry_point is {entry!r}, which is no module of trainrun. Use 'trainrun.pretrain'."
             elif not is_bundled:
-                yield f"entry_point is {entry!r}, but there is no source that holds it. Set source, or use 'trainrun.pretrain'."
+                yield (
+                    f"entry_point is {entry!r}, but there is no source that holds it. Set source, or use 'trainrun.pretrain', or "
+                    "the absolute path of a program of the image."
+                )
         elif not folder.is_dir():
             yield f"source is {str(folder)!r}, which is not a folder. Give the folder that holds the entry point."
         elif entry == type(self).entry_point:
@@ -115,9 +138,11 @@ class TrainingJob:
             yield f"source is {str(folder)!r}, but entry_point is {entry!r}, which uses nothing of it. Set one of the two only."
         elif not entry_point_in(packed_files(folder), entry):
             yield (
-                f"entry_point is {entry!r}, which is not packed from the source {str(folder)!r}. Give a script ('train.py') or a "
-                "module ('my_package.train') there; hidden files and caches are left out."
+                f"entry_point is {entry!r}, which is not packed from the source {str(folder)!r}. Give a script ('train.py'), a "
+                "module ('my_package.train') or a program ('./run.sh') there; hidden files and caches are left out."
             )
+        elif is_program(entry) and not os.access(folder / entry, os.X_OK):
+            yield f"entry_point is {entry!r}, which is not executable. Make it so: chmod +x {folder / entry}."
 
     def _configuration_problems(self) -> Iterator[str]:
         try:
@@ -133,7 +158,7 @@ class TrainingJob:
 
 def entry_point_in(files: Collection[str], entry: str) -> bool:
     """Whether what a rank is to run is among the packed files, given by their names below the folder of the entry point."""
-    if entry.endswith(".py"):
+    if entry.endswith(".py") or is_program(entry):
         return PurePosixPath(entry).as_posix() in files
     if not _MODULE.fullmatch(entry):
         return False

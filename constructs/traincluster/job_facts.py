@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from aws_cdk import Token
+
+from traincluster.image import NodeImage
 from traincluster.job import TrainingJob
 from traincluster.rules.job import DeepSpeedBatchFacts, JobFacts, OffloadFacts
-from trainrun.spec import BatchSizes, ClusterSpec, batch_sizes, host_bytes_of_bundled
+from traincluster.rules.launcher import LauncherFacts
+from trainrun.spec import BatchSizes, ClusterSpec, batch_sizes, host_bytes_of_bundled, is_program
 
 Facts = JobFacts | DeepSpeedBatchFacts | OffloadFacts
 
@@ -25,7 +29,7 @@ def job_facts(job: TrainingJob, cluster: ClusterSpec, *, memory_gib: float) -> l
                 sizes=sizes, processes_per_node=cluster.processes_per_node, nodes=cluster.nodes_max, min_nodes=cluster.nodes_min
             )
         )
-    if job.source is not None:
+    if job.source is not None or is_program(job.entry_point):
         return facts
     settings = job.settings
     if sizes == BatchSizes() or sizes.train is not None:  # else the step has what all ranks take together
@@ -57,3 +61,13 @@ def job_facts(job: TrainingJob, cluster: ClusterSpec, *, memory_gib: float) -> l
             )
         )
     return facts
+
+
+def launcher_facts(job: TrainingJob, image: NodeImage) -> LauncherFacts:
+    """The facts of how a job is launched."""
+    return LauncherFacts(
+        launcher=job.launcher,
+        sets_path="PATH" in job.environment,
+        ami=None if Token.is_unresolved(image.ami) else image.ami,
+        is_deep_learning=image.is_deep_learning,
+    )

@@ -82,6 +82,7 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("cidr", "10.7.0.0/20", "10.7.0.0/20"),
         ("flow_log_days", "14", 14),
         ("log_days", "7", 7),
+        ("launcher", "mpirun", "mpirun"),
         ("arguments", '["--x", "1"]', ("--x", "1")),
         ("environment.X", "1", {"X": "1"}),
         ("data", "s3://bucket/corpus", "s3://bucket/corpus"),

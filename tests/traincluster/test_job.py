@@ -16,6 +16,8 @@ def source(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "package" / "module.py").write_text("")
     (tmp_path / "package" / "__main__.py").write_text("")
+    (tmp_path / "run.sh").write_text("#!/bin/sh\n")
+    (tmp_path / "run.sh").chmod(0o755)
     return tmp_path
 
 
@@ -29,7 +31,24 @@ def test_a_script_or_module_of_the_source(source, entry_point):
     assert job.spec(python="/python").entry_point == entry_point
 
 
-@pytest.mark.parametrize("entry_point", ["missing.py", "package.missing", "../outside.py"])
+@pytest.mark.parametrize("launcher", ["torchrun", "mpirun"])
+@pytest.mark.parametrize("entry_point", ["./run.sh", "/usr/local/bin/all_reduce_perf"])
+def test_a_program_of_the_source_or_of_the_image(source, entry_point, launcher):
+    spec = TrainingJob(run="first", source=source, entry_point=entry_point, launcher=launcher).spec(python="/python")
+    assert (spec.entry_point, spec.launcher, spec.is_program) == (entry_point, launcher, True)
+
+
+def test_a_program_of_the_image_needs_no_source():
+    assert TrainingJob(run="first", entry_point="/usr/bin/hostname").spec(python="/python").is_program
+
+
+def test_a_program_that_cannot_be_executed_is_refused(source):
+    (source / "run.sh").chmod(0o644)
+    with pytest.raises(ConfigError, match=r"which is not executable\. Make it so: chmod \+x .*run\.sh"):
+        TrainingJob(run="first", source=source, entry_point="./run.sh")
+
+
+@pytest.mark.parametrize("entry_point", ["missing.py", "package.missing", "../outside.py", "./missing", "run.sh", "./"])
 def test_an_entry_point_outside_the_source_is_refused(source, entry_point):
     (source.parent / "outside.py").write_text("")
     with pytest.raises(ConfigError, match="which is not packed from the source"):
@@ -44,6 +63,8 @@ def test_an_entry_point_outside_the_source_is_refused(source, entry_point):
         ({"run": "x" * 64}, "at most 63"),
         ({"entry_point": "train.py"}, "there is no source that holds it"),
         ({"source": "/no/such/folder", "entry_point": "train.py"}, "which is not a folder"),
+        ({"launcher": "mpiexec"}, "launcher is 'mpiexec'. Allowed: 'torchrun', 'mpirun'."),
+        ({"source": "/no/such/folder", "entry_point": "/bin/true"}, "Give the folder that the program works in"),
         ({"environment": {"1X": "y"}}, "environment names the variable '1X'"),
         ({"publish_seconds": 0}, "publish_seconds is 0. Allowed: more than 0"),
         ({"configuration": {"stepz": 3}}, "Unknown setting 'stepz' in the job's configuration. Did you mean 'steps'?"),

@@ -26,6 +26,8 @@ OWNED_VARIABLES = (
     "TRAINRUN_STATE",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
+    *("OMPI_MCA_plm", "OMPI_MCA_plm_rsh_agent", "OMPI_MCA_plm_rsh_no_tree_spawn", "OMPI_MCA_orte_tmpdir_base"),
+    *("PRTE_MCA_plm", "PRTE_MCA_plm_ssh_agent", "PRTE_MCA_plm_ssh_no_tree_spawn", "PRTE_MCA_prte_tmpdir_base"),
 )
 """Environment variables of the ranks that the node agent, or what it launches, sets and a job may not."""
 
@@ -97,7 +99,7 @@ class JobSpec:
     @property
     def is_program(self) -> bool:
         """Whether the entry point is run by itself, without Python."""
-        return self.entry_point.startswith(("/", "./")) and not self.is_script
+        return is_program(self.entry_point)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +240,11 @@ class RunSpec:
         return from_mapping(cls, mapping, source="the run specification")
 
 
+def is_program(entry_point: str) -> bool:
+    """Whether an entry point is a program, which is run by itself: "./run.sh" of the project, or an absolute path."""
+    return entry_point.startswith(("/", "./")) and not entry_point.endswith(".py")
+
+
 def _encodes(text: str) -> bool:
     try:
         text.encode()
@@ -284,6 +291,7 @@ __all__ = [
     "batch_sizes",
     "from_mapping",
     "host_bytes_of_bundled",
+    "is_program",
     "merge",
     "parse_scalar",
     "to_mapping",
