@@ -13,7 +13,7 @@ from trainrun.checkpoint.digest import gathered, tensors_digest
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 from trainrun.ranks import Ranks, join, seed_everything
 from trainrun.run import Run
 from trainrun.settle import settle
@@ -67,7 +67,7 @@ def _stage(joined: Ranks, arguments: list[str], train: int) -> dict[str, Any]:
     data = run.tokens()
     seed_everything(joined.rank)  # other weights on each rank, and other ones than the checkpoint's
     gpt = OddGPT(settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
-    model, optimizer = run.prepare(gpt, adamw(gpt, settings.optimizer))
+    model, optimizer = run.prepare(gpt, bundled(gpt, settings.optimizer))
     state = run.state(model=model, optimizer=optimizer, data=data)
     result: dict[str, Any] = {"resumed": state.resume(), "losses": []}
     for _ in range(train):
