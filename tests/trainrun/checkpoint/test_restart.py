@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trainrun.__main__ import main
+from trainrun.checkpoint.digest import model_digest
 from trainrun.checkpoint.layout import committed_steps, read_commit, shard_key
 from trainrun.checkpoint.read import newest_good, verify
+from trainrun.evaluation import restore_gpt
 from trainrun.store import open_store
 
 EVERY_2_OF_6 = ["--steps=6", "--checkpoint.every_steps=2", "--checkpoint.keep=10"]
@@ -127,6 +130,39 @@ def test_ckpt_02_damage_that_one_rank_reads_takes_all_ranks_back(
     assert [outcome.result["resumed"] for outcome in resumed] == [2, 2]
     assert "step 4 is damaged: rank 1: rank 1 read something else" in resumed[0].log
     assert committed_steps(open_store(str(tmp_path / "runs/run"))) == [2, 4, 6]
+
+
+def test_a_sharded_checkpoint_is_used_as_any_other_and_a_damaged_slice_takes_all_ranks_back(
+    ranks: Any, tiny: list[str], dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*tiny, f"--data={dataset}", *EVERY_2_OF_6, f"--checkpoint.location={tmp_path / 'runs'}", "--strategy=fsdp2"]
+    first = ranks("train", world=2, arguments=arguments)
+    assert [outcome.code for outcome in first] == [0, 0], first[0].log
+    store = open_store(str(tmp_path / "runs/run"))
+    commit, gpt = newest_good(store, lambda commit: restore_gpt(store, commit), warn=pytest.fail)
+    assert {len(shard.tensors["model/embedding.weight"]) for shard in commit.shards} == {1}  # each has a slice
+    lines = [json.loads(line) for path in first[0].folder.glob("state/metrics/*.jsonl") for line in path.open()]
+    finished = next(line for line in lines if line.get("event") == "finished")
+    assert finished["model_sha256"] == model_digest(gpt)  # of shards in memory, and of the whole model
+    for name, parameter in gpt.named_parameters():
+        np.testing.assert_array_equal(first[0].parameters()[name], parameter.detach(), err_msg=name)
+    assert main(["checkpoint", "verify", store.url]) == 0
+    assert capsys.readouterr().out.count("2 ranks  verified") == 3
+    assert main(["generate", "--checkpoint", store.url, "--bytes=5", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model_sha256"] == finished["model_sha256"]
+
+    shard = commit.shards[1]
+    path = Path(store.url, shard.key)
+    data = bytearray(path.read_bytes())
+    data[shard.tensors["model/embedding.weight"][0].offset] ^= 1
+    path.write_bytes(data)
+    again = ranks("train", world=2, arguments=arguments)
+    assert [outcome.result["resumed"] for outcome in again] == [4, 4]
+    assert "step 6 is damaged: rank 1: " in again[0].log
+    assert "the bytes of model/embedding.weight are not those that were written" in again[0].log
+    assert "rank 0: " not in again[0].log  # which reads its own slices only
+    assert [outcome.result["final"] for outcome in again] == [outcome.result["final"] for outcome in first]
+    assert committed_steps(store) == [2, 4, 6]
 
 
 def test_ckpt_12_a_store_that_is_slow_at_first_gets_the_checkpoint(
