@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from trainrun.parallel import in_threads
 
 READ_TIMEOUT_SECONDS = 20.0
-ATTEMPTS = 5
+ATTEMPTS = 7
 READ_THREADS = 8
 READ_BLOCK = 16 * 1024**2
 """Bytes of one request of `Store.read_into`: enough to make the request itself cheap, few enough to use all threads."""
@@ -87,10 +87,13 @@ class Store(abc.ABC):
         """
 
     @abc.abstractmethod
-    def put_new(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> bool:
-        """Write a small object only if the key is free; False, and nothing written, when it is not.
+    def put_new(
+        self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None
+    ) -> bool:
+        """Like `put`, but only if the key is free; False, and nothing written, when it is not.
 
-        On S3 that is PutObject with ``If-None-Match: *``.
+        On S3 that is ``If-None-Match: *``, which a bucket's policy may demand of all writes. A write whose answer was lost
+        is known again, and not taken for another's.
         """
 
     @abc.abstractmethod
@@ -214,9 +217,9 @@ def check_deadline(deadline: float | None) -> None:
         raise TimeoutError("the time for it is over")
 
 
-def too_short(location: str, end: int, wanted: int) -> StoreError:
-    """What to raise for a read that goes past an object's end."""
-    return StoreError(f"{location} ends at byte {end}, and was to be read up to byte {wanted}.")
+def too_short(location: str, wanted: int) -> StoreError:
+    """What to raise for a read up to byte ``wanted`` that goes past an object's end."""
+    return StoreError(f"{location} has less than the {wanted} bytes up to which it was to be read.")
 
 
 class DirectoryStore(Store):
@@ -231,9 +234,11 @@ class DirectoryStore(Store):
             self._new_file(key, lambda file: _write(file, data, deadline, progress)).replace(self._path(key))
             _sync_directory(self._path(key).parent)
 
-    def put_new(self, key: str, data: bytes | memoryview, *, deadline: float | None = None) -> bool:
+    def put_new(
+        self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None
+    ) -> bool:
         with self._errors("write", key):
-            temporary = self._new_file(key, lambda file: _write(file, data, deadline, None))
+            temporary = self._new_file(key, lambda file: _write(file, data, deadline, progress))
             try:
                 os.link(temporary, self._path(key))  # unlike a rename, a link never replaces
             except FileExistsError:
@@ -261,7 +266,7 @@ class DirectoryStore(Store):
                 check_deadline(deadline)
                 count = file.readinto(into[filled:])
                 if not count:
-                    raise too_short(self.locate(key), start + filled, start + len(into))
+                    raise too_short(self.locate(key), start + len(into))
                 filled += count
 
     def get_file(self, key: str, path: Path) -> None:
