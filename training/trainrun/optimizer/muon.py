@@ -104,5 +104,12 @@ def orthogonalized(matrix: Tensor) -> Tensor:
     if not isinstance(matrix, DTensor):
         return _zeropower_via_newtonschulz(matrix, (DEFAULT_A, DEFAULT_B, DEFAULT_C), DEFAULT_NS_STEPS, EPS)
     mesh = matrix.device_mesh
-    whole = DTensor.from_local(orthogonalized(matrix.full_tensor()), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    whole = DTensor.from_local(orthogonalized(_gathered(matrix)), mesh, [Replicate()] * mesh.ndim, run_check=False)
     return whole.redistribute(placements=matrix.placements)
+
+
+def _gathered(matrix: DTensor) -> Tensor:
+    """All of it. One dimension of the mesh after the other, which `DTensor.full_tensor` does too, but warns of."""
+    for done in range(1, matrix.device_mesh.ndim + 1):
+        matrix = matrix.redistribute(placements=[Replicate()] * done + list(matrix.placements[done:]))
+    return matrix.to_local()
