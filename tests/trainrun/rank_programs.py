@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 import trainrun
@@ -45,11 +45,35 @@ class DroppedGPT(GPT):
         return F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), reduction="sum")
 
 
+class Odd(nn.Module):
+    """Everything that models may have beside matrices: batch statistics, an integer buffer, a frozen and a scalar parameter, a
+    parameter of two modules, a recurrent layer. Nothing of it but ``loss`` is for trainrun."""
+
+    counter: Tensor
+
+    def __init__(self, settings: Any, *, vocabulary: int, context: int) -> None:
+        super().__init__()
+        self.embedding, self.output = nn.Embedding(vocabulary, 8), nn.Linear(8, vocabulary, bias=False)
+        self.output.weight = self.embedding.weight
+        self.recurrent = nn.GRU(8, 8, batch_first=True)
+        self.batch_norm = nn.BatchNorm1d(8)
+        self.frozen = nn.Parameter(torch.ones(8), requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+        self.register_buffer("counter", torch.zeros((), dtype=torch.int64))
+
+    def loss(self, batch: Batch) -> Tensor:
+        self.counter += 1
+        hidden, _ = self.recurrent(self.embedding(batch.inputs))
+        hidden = self.batch_norm(hidden.transpose(1, 2)).transpose(1, 2) * self.frozen * self.scale
+        return F.cross_entropy(self.output(hidden).flatten(0, 1), batch.targets.flatten(), reduction="sum")
+
+
 def train(
     out: Path,
     *,
     arguments: list[str],
     dropout: bool = False,
+    odd: bool = False,
     kill_at: int | None = None,
     kill_after_put: int | None = None,
     terminate: tuple[int, int] | None = None,
@@ -60,6 +84,7 @@ def train(
 
     Args:
         out: folder of this rank, for parameters.
+        odd: train `Odd` in the GPT's place.
         kill_at: SIGKILL this process in the middle of that step.
         kill_after_put: SIGKILL this process after so many objects were written.
         terminate: (rank, step): SIGTERM to that rank in the middle of that step.
@@ -72,7 +97,7 @@ def train(
     if kill_after_put is not None:
         _kill_after_put(kill_after_put)
     data = run.tokens()
-    kind = DroppedGPT if dropout else GPT
+    kind: Any = Odd if odd else DroppedGPT if dropout else GPT
     gpt = kind(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
     model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
     train_state = run.state(model=model, optimizer=optimizer, data=data)
