@@ -52,7 +52,7 @@ def arguments(folder: Path, data: str, model: str, task: str, export: Path) -> l
     ]
 
 
-def test_num_04_a_decoder_learns_alike_on_any_ranks_and_goes_on_where_it_was_stopped(
+def test_survey_37_a_decoder_learns_alike_on_any_ranks_and_goes_on_where_it_was_stopped(
     folder: Path, tmp_path: Path, ranks: Any
 ) -> None:
     """Completions of different lengths in micro-batches of three and two: the same step as with all eight at once."""

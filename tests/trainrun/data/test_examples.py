@@ -156,7 +156,7 @@ def test_hugging_face_tokenizers_mark_beginning_and_end(tmp_path: Path) -> None:
 LENGTHS = [(3 + n % 14, n % 5) for n in range(27)]
 
 
-def test_num_04_every_rank_knows_the_valid_targets_of_the_whole_step() -> None:
+def test_survey_37_every_rank_knows_the_valid_targets_of_the_whole_step() -> None:
     """Prompts, padding and cuts leave every micro-batch another number; their sum is what each rank was told before."""
     for world in (1, 2, 4):
         streams = [stream(made(LENGTHS), rank=rank, world=world) for rank in range(world)]
