@@ -17,13 +17,15 @@ from trainrun.data.batch import Batch
 from trainrun.ranks import Ranks
 
 Positions = np.ndarray[Any, np.dtype[np.uint64]]
+Step = list[tuple[Tensor, ...]]
+"""The micro-batches of one step, in CPU memory."""
 
 
 class Feed(abc.ABC):
     """This rank's share of every batch, in micro-batches. The state is one position, which counts only what was trained on.
 
-    While the model computes on one micro-batch, a thread reads the next, that of the next step included. What it has read
-    ahead is only a copy: it is thrown away when the position turns out to be another.
+    While the model computes on one step's share, a thread reads the next step's. What it has read ahead is only a copy: it is
+    thrown away when the position turns out to be another.
 
     Args:
         batch: sequences per step over all ranks.
@@ -43,7 +45,7 @@ class Feed(abc.ABC):
         self._batch, self._micro_batch, self._ranks = batch, micro_batch, ranks
         self._given = 0
         self._thread: ThreadPoolExecutor | None = None
-        self._ahead: tuple[int, int, Future[tuple[Tensor, ...]]] | None = None
+        self._ahead: tuple[int, int, Future[Step]] | None = None
 
     @property
     @abc.abstractmethod
@@ -66,18 +68,15 @@ class Feed(abc.ABC):
     def micro_batches(self) -> Iterator[Batch]:
         """This rank's share of the present step. `trainrun.run.Run.step` moves on to the next."""
         self._given = 0
-        while self._given < self.share:
-            asked = time.perf_counter()
-            start = self._given
-            stop = min(start + self._micro_batch, self.share)
-            batch = self._on_device(self._take(self.position, start, stop))
-            if stop < self.share:
-                self._read_ahead(self.position, stop)
-            else:
-                self._read_ahead(self.position + self._batch, 0)
-            self._given = stop
+        asked = time.perf_counter()
+        step = self._take(self.position)
+        self._read_ahead(self.position + self._batch)
+        for number, tensors in enumerate(step, start=1):
+            batch = self._on_device(tensors)
+            self._given = min(number * self._micro_batch, self.share)
             self.waited += time.perf_counter() - asked
             yield batch
+            asked = time.perf_counter()
 
     def advance(self) -> None:
         """Move on to the next step."""
@@ -101,25 +100,28 @@ class Feed(abc.ABC):
         first = position + self._ranks.data_rank * self.share
         return np.arange(first + start, first + stop, dtype=np.uint64)
 
-    def _take(self, position: int, start: int, stop: int) -> tuple[Tensor, ...]:
+    def _take(self, position: int) -> Step:
         ahead, self._ahead = self._ahead, None
-        positions = self._positions(position, start, stop)
-        if ahead is not None and ahead[:2] == (int(positions[0]), len(positions)):
+        if ahead is not None and ahead[:2] == (position, self._micro_batch):
             return ahead[2].result()
-        return self._read(positions)
+        return self._read_step(position, self._micro_batch)
 
-    def _read_ahead(self, position: int, start: int) -> None:
+    def _read_ahead(self, position: int) -> None:
+        """Give a whole step to the thread: one hand-over a micro-batch would cost more than it saves where these are short."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
-        positions = self._positions(position, start, min(start + self._micro_batch, self.share))
-        self._ahead = int(positions[0]), len(positions), self._thread.submit(self._read_pinned, positions)
+        self._ahead = position, self._micro_batch, self._thread.submit(self._read_pinned, position, self._micro_batch)
 
-    def _read_pinned(self, positions: Positions) -> tuple[Tensor, ...]:
-        tensors = self._read(positions)
+    def _read_pinned(self, position: int, micro_batch: int) -> Step:
+        step = self._read_step(position, micro_batch)
         if self._ranks.device.type != "cuda":
-            return tensors
+            return step
         torch.accelerator.set_device_index(self._ranks.device.index)  # else this thread would open the first GPU
-        return tuple(tensor.pin_memory() for tensor in tensors)
+        return [tuple(tensor.pin_memory() for tensor in tensors) for tensors in step]
+
+    def _read_step(self, position: int, micro_batch: int) -> Step:
+        starts = range(0, self.share, micro_batch)
+        return [self._read(self._positions(position, start, min(start + micro_batch, self.share))) for start in starts]
 
     def _on_device(self, tensors: tuple[Tensor, ...]) -> Batch:
         return self._as_batch(*(devices.send(tensor, self._ranks.device) for tensor in tensors))
