@@ -28,8 +28,8 @@ class StopFlag:
 
     def ask(self) -> None:
         """Start to tell the others, in the background of the step; `agreed` hears the answer."""
-        flag = torch.tensor([int(self._seen_here())])
         if self._ranks.control is not None:
+            flag = torch.tensor([int(self._seen_here())])
             work = dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._ranks.control, async_op=True)
             assert work is not None
             self._asking = (flag, work)
