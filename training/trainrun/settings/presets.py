@@ -4,11 +4,12 @@ Llama's are those of the ``config.json`` beside its published weights (``hidden_
 ``num_hidden_layers``, ``num_attention_heads``, ``num_key_value_heads``, ``vocab_size``, ``rms_norm_eps``, ``rope_theta``,
 ``rope_scaling``, ``tie_word_embeddings``):
 
-- Llama 3 and 3.1, 8B and 70B: "The Llama 3 Herd of Models" (arXiv 2407.21783), table 3; the vocabulary of 128,256 and the
-  ties from the model cards as repeated in github.com/oumi-ai/oumi, ``configs/recipes/llama3_1/README.md``.
+- Llama 3 and 3.1, 8B and 70B: "The Llama 3 Herd of Models" (arXiv 2407.21783); repeated with vocabulary and ties in
+  github.com/vulkomilev/oumi, ``configs/recipes/llama3_1/README.md``.
 - Llama 3.2, 1B: ``config.json`` as repeated in github.com/kevinstephano/thunder_model_blocks, ``hf_llama/llama_config.py``;
-  3B: github.com/silvaxxx1/MyLLM_101, ``models/LLAMA/Llama3.2/Llama_configs.py``.
-- Llama 2: arXiv 2307.09288, and the shapes in the head of github.com/karpathy/llama2.c's exporter's inputs.
+  3B: github.com/silvaxxx1/MyLLM_101, ``models/LLAMA/Llama3.2/Llama_configs.py``. Both stretch their positions 32 times.
+- Llama 2: "Llama 2: Open Foundation and Fine-Tuned Chat Models" (arXiv 2307.09288); 7B and 13B as transformers prints them in
+  github.com/Retruth/deontic, ``nlp_models/llama2/README.md``.
 
 The counts of parameters that follow (8,030,261,248 for 8B, 70,553,706,496 for 70B) are checked by the tests.
 """
