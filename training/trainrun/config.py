@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import json
 import types
 import typing
@@ -106,7 +107,7 @@ def _build(cls: Any, mapping: Any, *, path: str, source: str, problems: list[str
         where = path or source
         problems.append(f"{where} must be a mapping of {', '.join(f.name for f in dataclasses.fields(cls))}, not {mapping!r}.")
         return None
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
     values = {}
     before = len(problems)
@@ -129,6 +130,12 @@ def _build(cls: Any, mapping: Any, *, path: str, source: str, problems: list[str
     except ValueError as error:
         problems.append(f"{path}: {error}" if path else str(error))
     return None
+
+
+@functools.cache
+def _hints(cls: Any) -> dict[str, Any]:
+    """The types of a dataclass's fields; cached, for a COMMIT.json has many thousands of one class."""
+    return typing.get_type_hints(cls)
 
 
 def _convert(hint: Any, value: Any, *, path: str, source: str, problems: list[str]) -> Any:

@@ -16,7 +16,7 @@ from torch import nn
 
 from trainrun.checkpoint import write
 from trainrun.checkpoint.layout import Commit, commit_key, committed_steps, new_attempt, read_commit, shard_key
-from trainrun.checkpoint.parts import whole
+from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.random_streams import load_random_state, random_state
 from trainrun.checkpoint.read import verify
 from trainrun.checkpoint.retention import keep_newest
@@ -27,6 +27,7 @@ from trainrun.errors import CheckpointError
 from trainrun.ranks import Ranks
 from trainrun.run import Run
 from trainrun.store import Store, StoreError, open_store
+from trainrun.strategies.ddp import DDP
 
 
 def write_checkpoint(store: Store, step: int) -> Commit:
@@ -151,6 +152,23 @@ def test_a_failed_save_is_tried_again_at_the_next_interval(
     with pytest.raises(CheckpointError, match="3 saves in a row failed, the last at step 7: rank 0: StoreError: No space left"):
         step()
         state.save(now=True)
+
+
+def test_parts_that_do_not_make_up_a_whole_are_never_committed(
+    alone: Callable[..., Run], dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a strategy with an error in it would give them."""
+    run = alone(f"--data={dataset}", "--steps=10", "--checkpoint.every_steps=1", f"--checkpoint.location={tmp_path}")
+    state, step = a_loop(run, Embedded())
+    monkeypatch.setattr(DDP, "model_parts", lambda self: [Part("model/weight", self.module.weight.detach()[:200], (257,), (0,))])
+    step()
+    assert not state.save()
+    told = capsys.readouterr().err
+    assert (
+        "saving step 1 failed (1 of 3 in a row): what the ranks wrote is no checkpoint: the slices of the tensor model/weight"
+        in told
+    )
+    assert committed_steps(open_store(str(tmp_path / "run"))) == []
 
 
 def test_a_diverged_run_is_not_saved(alone: Callable[..., Run], dataset: str, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ class Commit:
     def to_json(self) -> str:
         """The document with its digest, keys sorted."""
         mapping = to_mapping(self)
-        return json.dumps({**mapping, "sha256": _digest(mapping)}, sort_keys=True, indent=1) + "\n"
+        return json.dumps({**mapping, "sha256": _digest(mapping)}, sort_keys=True) + "\n"
 
 
 def step_directory(step: int) -> str:
