@@ -26,6 +26,7 @@ from trainrun.checkpoint.digest import tensors_digest
 from trainrun.checkpoint.layout import Damaged
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
+from trainrun.directory import DirectoryStore
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
 from trainrun.optimizer import bundled
@@ -33,7 +34,7 @@ from trainrun.ranks import Ranks, join, seed_everything
 from trainrun.run import Run
 from trainrun.s3 import S3Store
 from trainrun.settle import settle
-from trainrun.store import DirectoryStore, open_store
+from trainrun.store import open_store
 from trainrun.strategies.base import Strategy
 
 

@@ -184,7 +184,7 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
         raise OSError(28, "No space left on device")
 
     where = open_store(str(tmp_path))
-    monkeypatch.setattr(store.os, "fsync", no_space)
+    monkeypatch.setattr(os, "fsync", no_space)
     with pytest.raises(StoreError, match="No space left"):
         where.put("k", b"data")
     assert list(tmp_path.rglob("*")) == []
@@ -212,6 +212,7 @@ def test_a_directory_in_the_place_of_an_object_is_no_object(tmp_path: Path) -> N
         with pytest.raises(StoreError) as caught:
             store.put(key, b"x")
         assert not isinstance(caught.value, StoreKeyMissing)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "k"]
 
 
 def test_a_directory_that_cannot_be_listed_does_not_pass_for_an_empty_one(

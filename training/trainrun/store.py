@@ -6,18 +6,12 @@ No torch. boto3 is imported when the first ``s3://`` URL is opened (`trainrun.s3
 from __future__ import annotations
 
 import abc
-import io
-import os
-import shutil
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from threading import Lock
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from trainrun.parallel import in_threads
@@ -199,6 +193,8 @@ def open_store(url: str, *, read_timeout_seconds: float = READ_TIMEOUT_SECONDS, 
         except ImportError as error:
             raise ValueError(f"{url!r} needs boto3, which this Python lacks ({error}). Install it: pip install boto3.") from None
         return S3Store(parts.netloc, parts.path.strip("/"), read_timeout_seconds=read_timeout_seconds, attempts=attempts)
+    from trainrun.directory import DirectoryStore
+
     if parts.scheme == "file":
         return DirectoryStore(Path(unquote(parts.path)))
     if "://" in url:
@@ -220,152 +216,3 @@ def check_deadline(deadline: float | None) -> None:
 def too_short(location: str, wanted: int) -> StoreError:
     """What to raise for a read up to byte ``wanted`` that goes past an object's end."""
     return StoreError(f"{location} has less than the {wanted} bytes up to which it was to be read.")
-
-
-class DirectoryStore(Store):
-    """A directory, on a local or a shared file system."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory.expanduser().absolute()
-        self.url = str(self.directory)
-
-    def put(self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None) -> None:
-        with self._errors("write", key):
-            self._new_file(key, lambda file: _write(file, data, deadline, progress)).replace(self._path(key))
-            _sync_directory(self._path(key).parent)
-
-    def put_new(
-        self, key: str, data: bytes | memoryview, *, deadline: float | None = None, progress: Progress | None = None
-    ) -> bool:
-        with self._errors("write", key):
-            temporary = self._new_file(key, lambda file: _write(file, data, deadline, progress))
-            try:
-                os.link(temporary, self._path(key))  # unlike a rename, a link never replaces
-            except FileExistsError:
-                return False
-            finally:
-                temporary.unlink()
-            _sync_directory(self._path(key).parent)
-            return True
-
-    def put_file(self, key: str, path: Path) -> None:
-        with self._errors("write", key), path.open("rb") as source:
-            self._new_file(key, lambda file: shutil.copyfileobj(source, file, 1024**2)).replace(self._path(key))
-            _sync_directory(self._path(key).parent)
-
-    def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
-        with self._errors("read", key), self._path(key).open("rb") as file:
-            file.seek(start or 0)
-            return file.read(-1 if length is None else length)
-
-    def _read_block(self, key: str, start: int, into: memoryview, deadline: float | None) -> None:
-        with self._errors("read", key), self._path(key).open("rb", buffering=0) as file:
-            file.seek(start)
-            filled = 0
-            while filled < len(into):
-                check_deadline(deadline)
-                count = file.readinto(into[filled:])
-                if not count:
-                    raise too_short(self.locate(key), start + len(into))
-                filled += count
-
-    def get_file(self, key: str, path: Path) -> None:
-        with self._errors("read", key):
-            shutil.copyfile(self._path(key), path)
-
-    def list(self, prefix: str = "") -> Iterator[StoredObject]:
-        top = self.directory / prefix.rpartition("/")[0]
-        with self._errors("list", prefix):
-            keys = [p.relative_to(self.directory).as_posix() for p in _files_below(top)]
-        for key in sorted(k for k in keys if k.startswith(prefix)):
-            try:
-                status = self._path(key).stat()
-            except FileNotFoundError:  # deleted or renamed since
-                continue
-            yield StoredObject(key, status.st_size, status.st_mtime)
-
-    def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            path = self._path(key)
-            with self._errors("delete", key):
-                path.unlink(missing_ok=True)
-                self._remove_empty_directories(path.parent)
-
-    def child(self, prefix: str) -> Store:
-        return DirectoryStore(self.directory / prefix)
-
-    def _path(self, key: str) -> Path:
-        parts = PurePosixPath(key).parts
-        if not parts or key.startswith("/") or ".." in parts:
-            raise ValueError(f"{key!r} is not a key. Allowed: relative paths that stay inside the store.")
-        return self.directory / key
-
-    def _new_file(self, key: str, write: Callable[[io.BufferedWriter], Any]) -> Path:
-        """A durable file beside the key's own place, to be renamed to it."""
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
-        try:
-            with temporary.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        return temporary
-
-    def _remove_empty_directories(self, directory: Path) -> None:
-        while directory != self.directory and self.directory in directory.parents:
-            try:
-                directory.rmdir()
-            except OSError:  # not empty, or gone
-                return
-            directory = directory.parent
-
-    @contextmanager
-    def _errors(self, verb: str, key: str) -> Iterator[None]:
-        try:
-            yield
-        except FileNotFoundError:
-            raise StoreKeyMissing(f"There is no {self.locate(key)}.") from None
-        except (IsADirectoryError, NotADirectoryError) as error:
-            # To a reader there is no such object. A writer must hear why it cannot make one.
-            kind = StoreKeyMissing if verb == "read" else StoreError
-            raise kind(f"Could not {verb} {self.locate(key)}: {error}.") from None
-        except OSError as error:
-            raise StoreError(f"Could not {verb} {self.locate(key)}: {error}.") from error
-
-
-WRITE_CHUNK = 8 * 1024**2
-"""Bytes between two looks at the deadline."""
-
-
-def _write(file: io.BufferedWriter, data: bytes | memoryview, deadline: float | None, progress: Progress | None) -> None:
-    view = memoryview(data).cast("B")
-    for start in range(0, len(view), WRITE_CHUNK):
-        check_deadline(deadline)
-        file.write(view[start : start + WRITE_CHUNK])
-        if progress:
-            progress(min(start + WRITE_CHUNK, len(view)))
-    check_deadline(deadline)
-
-
-def _files_below(top: Path) -> Iterator[Path]:
-    """All files below a directory. One that cannot be read is an error, or it would pass for empty."""
-
-    def fail(error: OSError) -> None:
-        if not isinstance(error, (FileNotFoundError, NotADirectoryError)):  # not there, or deleted meanwhile
-            raise error
-
-    for folder, _, names in os.walk(top, onerror=fail):
-        yield from (path for name in names if (path := Path(folder, name)).is_file())
-
-
-def _sync_directory(directory: Path) -> None:
-    """Make a rename durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

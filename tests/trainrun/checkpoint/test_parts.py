@@ -24,8 +24,9 @@ from trainrun.checkpoint.read import load_into, read_tensors
 from trainrun.checkpoint.tensors import Arrangement, model_parts, optimizer_parts, optimizer_targets
 from trainrun.checkpoint.write import take_snapshot, write_shard
 from trainrun.config import ConfigError
+from trainrun.directory import DirectoryStore
 from trainrun.ranks import Ranks
-from trainrun.store import DirectoryStore, Store, open_store
+from trainrun.store import Store, open_store
 
 Partition = list[Box]
 

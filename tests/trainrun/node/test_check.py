@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from trainrun.directory import DirectoryStore
 from trainrun.node.check import check, check_accelerators, check_efa, check_python, check_store
 from trainrun.node.events import Events
 from trainrun.node.metadata import Identity
@@ -14,7 +15,7 @@ from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, StorageSpec
-from trainrun.store import DirectoryStore, StoreError, open_store
+from trainrun.store import StoreError, open_store
 
 
 def cluster_of(**fields):

@@ -7,11 +7,12 @@ import threading
 
 import pytest
 
+from trainrun.directory import DirectoryStore
 from trainrun.node.events import Events
 from trainrun.node.log_stream import LogStream
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave, StepFailed
-from trainrun.store import DirectoryStore, StoreError
+from trainrun.store import StoreError
 
 IDENTITY = Identity(node="i-0123", address="10.0.0.7")
 

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainrun.directory import DirectoryStore
 from trainrun.node.beacon import Beacon, answers
 from trainrun.node.claims import Claim, Claims
 from trainrun.node.group import Group, View
 from trainrun.node.meet import Meet, Meeting, Silence
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave, StepFailed
-from trainrun.store import DirectoryStore, open_store
+from trainrun.store import open_store
 
 
 class FixedGroup:

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from trainrun.directory import DirectoryStore
 from trainrun.node.claims import Claim
 from trainrun.node.events import Events
 from trainrun.node.launch import TorchrunLaunch
@@ -16,7 +17,6 @@ from trainrun.node.outcome import Leave
 from trainrun.node.places import Places
 from trainrun.node.train import Budget, Train
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
-from trainrun.store import DirectoryStore
 
 MEETING = Meeting(claim=Claim(generation=1, node="i-1", address="10.0.0.7", port=29400, beacon=40000), in_service=2, expected=2)
 

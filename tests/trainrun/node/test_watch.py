@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from trainrun.directory import DirectoryStore
 from trainrun.node.events import Events
 from trainrun.node.finish import Result, finish
 from trainrun.node.metadata import Identity, Metadata, MetadataError
@@ -16,7 +17,7 @@ from trainrun.node.outcome import Outcome
 from trainrun.node.periodic import Periodic
 from trainrun.node.watch import Notices
 from trainrun.spec import ShutdownSpec
-from trainrun.store import DirectoryStore, StoreError
+from trainrun.store import StoreError
 
 
 @pytest.fixture

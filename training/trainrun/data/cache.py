@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from trainrun.store import DirectoryStore, Store, StoreError
+from trainrun.directory import DirectoryStore
+from trainrun.store import Store, StoreError
 
 CHUNK = 1024**2
 
