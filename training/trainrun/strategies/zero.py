@@ -28,6 +28,7 @@ from trainrun.strategies.zero_engine import (
     start_engine,
     zero_converter,
 )
+from trainrun.strategies.zero_gradients import forget_old_gradients, hand_over_gradients
 
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 """Optimizers whose update of an element depends on no other: ZeRO hands them stretches of flattened parameters."""
@@ -48,6 +49,7 @@ class ZeRO(Strategy):
         super().__init__(settings, ranks)
         self.stage = STAGES[settings.strategy]
         self.loss_scale = LossScale() if settings.precision == "fp16" else None
+        self._micro_batches = 0
         self._diverged = False
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -81,15 +83,18 @@ class ZeRO(Strategy):
             self.engine.optimizer.override_loss_scale(self.loss_scale.value)
         with linear_layers(self._linear):  # for what is computed again
             self.engine.backward(loss, scale_wrt_gas=False)
+        if self._micro_batches == 0 and (self.stage == 3 or not last):
+            forget_old_gradients(self.engine.optimizer)
+        self._micro_batches += 1
 
     def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float) -> Tensor:
         zero = self.engine.optimizer
         zero.clip_grad = clip_norm if math.isfinite(clip_norm) else 0.0
         if self.loss_scale is not None:  # here too the mean becomes the sum; in the loss it would overflow the sooner
             zero.override_loss_scale(self.loss_scale.value / self.ranks.size)
+        hand_over_gradients(zero)
+        self._micro_batches = 0
         self.engine.step()
-        if self.stage == 3:  # a parameter without a gradient in the next step would have this step's again
-            zero.grad_partitions_flat_buffer.zero_()
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.ranks.device)
         if self.loss_scale is not None:
             self.loss_scale.update(finite=not zero.overflow)

@@ -6,7 +6,6 @@ import contextlib
 import io
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -46,9 +45,10 @@ def load_deepspeed(ranks: Ranks) -> Any:
                 f'({error}). Install it: pip install "traincluster[deepspeed]".'
             ]
         ) from error
-    for handler in logger.handlers:
-        handler.setStream(sys.stderr)  # by itself it warns on stdout, between the lines of the run
-    logger.addFilter(_untold)
+    # By itself it warns on stdout, between the lines of the run; as any other library it warns on stderr.
+    logger.handlers[:] = [handler for handler in logger.handlers if type(handler) is not logging.StreamHandler]
+    logger.propagate = True
+    logger.addFilter(_worth_telling)
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)  # its calls
     compatible["deepspeed_shm_comm"] = False  # on CPUs it would be compiled now, for minutes
     # DeepSpeed would make a second group of all ranks, whose time-outs would not be the run's.
@@ -56,8 +56,9 @@ def load_deepspeed(ranks: Ranks) -> Any:
     return deepspeed
 
 
-def _untold(record: logging.LogRecord) -> bool:
-    return "OVERFLOW" not in record.getMessage()  # the run counts skipped steps
+def _worth_telling(record: logging.LogRecord) -> bool:
+    """Not what the run tells itself (skipped steps) or has checked itself (optimizers)."""
+    return not any(words in record.getMessage() for words in ("OVERFLOW", "untested optimizer"))
 
 
 def start_engine(deepspeed: Any, model: nn.Module, optimizer: torch.optim.Optimizer, configuration: dict[str, Any]) -> Any:

@@ -105,10 +105,11 @@ def trained(zero: Any, module: nn.Module) -> list[Trained]:
         module: the user's model.
     """
     names = {parameter: canonical(name) for name, parameter in module.named_parameters()}
-    return list(_stage_3(zero, names) if _is_stage_3(zero) else _stage_1_and_2(zero, names))
+    return list(_stage_3(zero, names) if is_stage_3(zero) else _stage_1_and_2(zero, names))
 
 
-def _is_stage_3(zero: Any) -> bool:
+def is_stage_3(zero: Any) -> bool:
+    """Whether the optimizer of DeepSpeed's engine is that of stage 3."""
     return hasattr(zero, "fp16_groups")
 
 
@@ -168,7 +169,7 @@ def _along(value: Tensor, flat: Tensor) -> bool:
 @torch.no_grad()
 def spread_masters(zero: Any) -> None:
     """Make the low-precision parameters, on all ranks, what the master weights say. Collective."""
-    if not _is_stage_3(zero):
+    if not is_stage_3(zero):
         zero.update_lp_params()
         return
     zero.checkpoint_event_prologue()  # lets go of what is gathered
