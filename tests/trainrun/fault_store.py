@@ -51,6 +51,8 @@ class Fault:
     after: int = 0
     status: int = 503
     code: str = "SlowDown"
+    lacking: str = ""
+    """Only requests without this header."""
 
 
 class Faults:
@@ -104,12 +106,12 @@ class FaultStore(Faults):
         self._thread.join()
         self._server.server_close()
 
-    def fault_of(self, request: str) -> Fault | None:
+    def fault_of(self, request: str, headers: Mapping[str, str]) -> Fault | None:
         """The fault that happens to a request now."""
         with self.lock:
             self.seen.append(request)
             for fault in self.faults:
-                if fault.times > 0 and re.search(fault.pattern, request):
+                if fault.times > 0 and re.search(fault.pattern, request) and not (fault.lacking and fault.lacking in headers):
                     if fault.skip > 0:
                         fault.skip -= 1
                         continue
@@ -150,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, {}, json.dumps(store.control(self.command, body or b"")).encode())
             return
         path, _, query = self.path.partition("?")
-        fault = store.fault_of(f"{self.command} {path}?{query}")
+        fault = store.fault_of(f"{self.command} {path}?{query}", self.headers)
         kind = fault.kind if fault else None
         if fault and kind == "delay":
             time.sleep(fault.seconds)

@@ -86,15 +86,16 @@ class Upload:
         return self._send_whole() if self.size <= part else self._send_parts(part)
 
     def _send_whole(self) -> bool:
-        data, sent = self.read(0, self.size), _Sent(self.progress)
+        data, sent, mark = self.read(0, self.size), _Sent(self.progress), uuid.uuid4().hex
         checksum = encoded(crc32(data))
-        return self._finish(
-            lambda client, fields: client.put_object(
-                Body=_body(data, self.deadline, partial(sent.report, 0)), ChecksumCRC32=checksum, **fields
-            ),
-            mark := uuid.uuid4().hex,
-            Metadata={MARK: mark},
-        )
+
+        def put(client: S3Client, fields: Any) -> object:
+            body = _body(data, self.deadline, partial(sent.report, 0))
+            return client.put_object(
+                **fields, Body=body, ChecksumAlgorithm="CRC32", ChecksumCRC32=checksum, Metadata={MARK: mark}
+            )
+
+        return self._finish(put, mark)
 
     def _send_parts(self, part: int) -> bool:
         mark, sent = uuid.uuid4().hex, _Sent(self.progress)
@@ -127,6 +128,7 @@ class Upload:
                 UploadId=upload_id,
                 PartNumber=number,
                 Body=_body(data, self.deadline, partial(sent.report, number)),
+                ChecksumAlgorithm="CRC32",
                 ChecksumCRC32=encoded(checksum),
             )
         )
@@ -149,7 +151,7 @@ class Upload:
             mark,
         )
 
-    def _finish(self, request: Callable[[S3Client, Any], object], mark: str, **fields: Any) -> bool:
+    def _finish(self, request: Callable[[S3Client, Any], object], mark: str) -> bool:
         """Make the request after which the object is there. An attempt whose answer was lost may have made it already: then
         S3 refuses the next (412, or 404 for parts that are an object by now), and the mark tells whose object it is."""
         condition = {"IfNoneMatch": "*"} if self.only_new else {}
@@ -158,7 +160,7 @@ class Upload:
         def attempt(client: S3Client) -> None:
             nonlocal attempts
             attempts += 1
-            request(client, {**self._object, **condition, **fields})
+            request(client, {**self._object, **condition})
 
         try:
             self._ask(attempt)

@@ -23,7 +23,8 @@ READ_BLOCK = 16 * 1024**2
 """Bytes of one request of `Store.read_into`: enough to make the request itself cheap, few enough to use all threads."""
 
 Progress = Callable[[int], None]
-"""Is told how many bytes have been sent or written so far; from several threads, so that a number may come late."""
+"""Is told how many bytes have been sent (or are on the disk) so far; what is sent again does not count twice. It is called from
+several threads, so that a smaller number may come after a larger one."""
 
 
 class StoreError(Exception):
