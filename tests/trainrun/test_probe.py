@@ -156,10 +156,11 @@ def test_two_sequences_are_not_tried_where_they_might_not_fit(
 def test_state_that_the_first_step_makes_is_counted_once() -> None:
     model = nn.Linear(10, 10, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
-    assert probe._state_to_come(optimizer, ALONE.device) == 8 * 100
+    strategy = DDP(TrainSettings(strategy="ddp"), ALONE)
+    assert probe._state_to_come(strategy.without_state(optimizer), ALONE.device) == 8 * 100
     model(torch.ones(1, 10)).sum().backward()
     optimizer.step()
-    assert probe._state_to_come(optimizer, ALONE.device) == 0
+    assert probe._state_to_come(strategy.without_state(optimizer), ALONE.device) == 0
 
 
 def test_without_a_loss_or_data_a_number_is_asked_for(alone: Start, dataset: str) -> None:

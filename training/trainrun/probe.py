@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,7 +87,7 @@ def fitting_micro_batch(
     with _without_trace(strategy, ranks.device):
         strategy.rehearse(_sample(data, 1))  # pays for what comes once; gradients stay, as they do between micro-batches
         budget = int(PART_OF_FREE * devices.memory(ranks.device, local_size=ranks.local_size).free)
-        budget -= _state_to_come(optimizer, ranks.device)
+        budget -= _state_to_come(strategy.without_state(optimizer), ranks.device)
         sequences, taken = 1, _peak_of_pass(strategy, _sample(data, 1), ranks.device)
         per_sequence = taken
         while 2 * sequences <= data.share and all(ranks.gather(2 * taken <= budget)):
@@ -154,10 +154,8 @@ def _sample(data: Stream, sequences: int) -> Batch:
     )
 
 
-def _state_to_come(optimizer: torch.optim.Optimizer, device: torch.device) -> int:
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    new = [_local(p) for p in parameters if not optimizer.state.get(p) and p.requires_grad and p.device.type == device.type]
-    return STATE_BYTES * sum(parameter.numel() for parameter in new)
+def _state_to_come(without_state: Iterable[Tensor], device: torch.device) -> int:
+    return STATE_BYTES * sum(_local(tensor).numel() for tensor in without_state if tensor.device.type == device.type)
 
 
 @contextlib.contextmanager

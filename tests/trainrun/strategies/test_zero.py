@@ -215,6 +215,30 @@ def test_parameters_that_a_micro_batch_does_not_use(alone: Ranks, stage: str, pr
         assert float(norm) == pytest.approx(math.sqrt(sum(6 * times**2 for times in used.values()))), micro_batches
 
 
+@pytest.mark.parametrize("offload", ["none", "cpu"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_what_was_rehearsed_is_forgotten(alone: Ranks, stage: str, precision: str, offload: str) -> None:
+    """For micro_batch: auto, which measures passes before training."""
+    model = Choosy()
+    arguments = (f"--strategy={stage}", f"--precision={precision}", f"--sharding.offload_optimizer={offload}")
+    strategy = ZeRO(settings_of(*arguments), alone)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0, momentum=0.5)
+    strategy.prepare(model, optimizer)
+    assert sum(tensor.numel() for tensor in strategy.without_state(optimizer)) == 12
+    before = weights_of(strategy)
+    for _ in range(2):
+        strategy.rehearse(("first", "second"))
+    strategy.forget_gradients()
+    for last in (False, True):
+        strategy.backward(strategy.call("loss", (("first",),), {}, last=last), last=last)
+    assert float(strategy.update(optimizer, clip_norm=math.inf)) == pytest.approx(math.sqrt(6 * 2**2))
+    after = weights_of(strategy)
+    torch.testing.assert_close(before["first.weight"] - after["first.weight"], torch.full((2, 3), 2.0))
+    torch.testing.assert_close(before["second.weight"], after["second.weight"])
+    assert not strategy.without_state(optimizer)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_what_does_not_fit_in_low_precision_is_kept_in_the_master_weights(alone: Ranks, stage: str) -> None:
     torch.manual_seed(0)

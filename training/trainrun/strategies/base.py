@@ -87,6 +87,11 @@ class Strategy(abc.ABC):
         for parameter in self.module.parameters():
             parameter.grad = None
 
+    def without_state(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        """What the optimizer updates on this rank and has no state of yet: its first step will make some."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return [parameter for parameter in parameters if parameter.requires_grad and not optimizer.state.get(parameter)]
+
     @abc.abstractmethod
     def model_parts(self) -> list[Part]:
         """What of the model (parameters and persistent buffers, in fp32 where they train in fp32) is on this rank.

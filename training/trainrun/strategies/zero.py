@@ -28,7 +28,7 @@ from trainrun.strategies.zero_engine import (
     start_engine,
     zero_converter,
 )
-from trainrun.strategies.zero_gradients import forget_old_gradients, hand_over_gradients
+from trainrun.strategies.zero_gradients import forget_gradients, forget_old_gradients, hand_over_gradients
 
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 """Optimizers whose update of an element depends on no other: ZeRO hands them stretches of flattened parameters."""
@@ -100,10 +100,22 @@ class ZeRO(Strategy):
             self.loss_scale.update(finite=not zero.overflow)
             self.skipped += zero.overflow
             if zero.overflow:  # with offload DeepSpeed would add the next step's gradients to these
-                zero.averaged_gradients.update(dict.fromkeys(zero.averaged_gradients))
+                forget_gradients(zero)
         elif zero.overflow:  # DeepSpeed leaves out the step; without a loss scale to blame that must not pass unseen
             self._diverged = True
         return torch.full_like(norm, math.inf) if self._diverged else norm
+
+    def rehearse(self, batch: Any) -> None:
+        # never the last: gradients that are forgotten need not be handed over
+        self.backward(self.call("loss", (batch,), {}, last=False), last=False)
+
+    def forget_gradients(self) -> None:
+        forget_gradients(self.engine.optimizer)
+        self._micro_batches = 0
+
+    def without_state(self, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+        flats = {id(one.flat): one.flat for one in self._trained()}
+        return [flat for flat in flats.values() if not optimizer.state.get(flat)]
 
     def model_parts(self) -> list[Part]:
         trained = self._trained()

@@ -14,6 +14,24 @@ import torch
 from trainrun.strategies.zero_parts import is_stage_3
 
 
+def forget_gradients(zero: Any) -> None:
+    """Let there be no gradients, as before the first micro-batch.
+
+    Args:
+        zero: the optimizer of DeepSpeed's engine.
+    """
+    zero.zero_grad(set_to_none=True)
+    if is_stage_3(zero):
+        zero._pre_step()
+    elif hasattr(zero, "averaged_gradients"):  # not so the optimizer that DeepSpeed has for stage 1 in bf16
+        for gradients in (zero.averaged_gradients, zero.all_grad_tensors):
+            gradients.update(dict.fromkeys(gradients))
+        zero.micro_step_id = -1
+        if zero.cpu_offload:
+            zero._offload_accumulated_param_ids = set()
+            zero.reset_cpu_buffers()
+
+
 @torch.no_grad()
 def forget_old_gradients(zero: Any) -> None:
     """Zero what the step's first micro-batch did not reach; to be called after its backward pass.
