@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import socket
 import threading
 import time
@@ -12,10 +13,16 @@ from typing import Any
 
 import boto3
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from moto.s3.models import s3_backends
 
+from trainrun import crc32, directory, s3_upload, store
 from trainrun import s3 as s3_store
-from trainrun import s3_upload, store
+from trainrun.s3_requests import Requests
 from trainrun.store import Range, Store, StoreError, StoreKeyMissing, open_store
+
+MIB, GIB = 1024**2, 1024**3
 
 
 @pytest.fixture(params=["s3", "directory"])
@@ -114,14 +121,23 @@ def test_files_go_in_and_come_out(any_store: Store, tmp_path: Path) -> None:
     assert (tmp_path / "copy").read_bytes() == source.read_bytes()
 
 
-def test_ckpt_11_parts_fit_the_limits_of_s3() -> None:
-    mib, gib = 1024**2, 1024**3
-    for size in (0, 1, 100 * gib, 5 * 1024 * gib, 40 * 1024 * gib):
-        part = s3_upload.part_size(size, "k")
-        assert 5 * mib <= part <= 5 * gib
-        assert -(-size // part) <= 10_000
-    with pytest.raises(StoreError, match="several objects"):
-        s3_upload.part_size(1000 * 1024 * gib, "k")
+@given(st.integers(0, 40 * 1024 * GIB) | st.sampled_from([100 * GIB, 5 * 1024 * GIB]))
+def test_ckpt_11_parts_fit_the_limits_of_s3(size: int) -> None:
+    part = s3_upload.part_size(size, "k")
+    assert 5 * MIB <= part <= 5 * GIB
+    assert -(-size // part) <= 10_000
+
+
+def test_ckpt_11_an_object_too_large_for_s3_is_refused_before_its_first_byte(bucket: str, s3: Any) -> None:
+    requests = Requests(read_timeout_seconds=1, attempts=1)
+    with pytest.raises(StoreError, match=r"s3://b/k has 1073741824000000 bytes.*several objects"):
+        s3_upload.Upload(requests, bucket="b", key="k", size=10**6 * GIB, read=lambda start, length: memoryview(b"")).send()
+    assert not any("/b/k" in request for request in s3.requests)
+
+
+@given(st.lists(st.binary(max_size=70)))
+def test_the_checksum_of_a_whole_is_that_of_its_pieces(pieces: list[bytes]) -> None:
+    assert crc32.joined((crc32.crc32(piece), len(piece)) for piece in pieces) == crc32.crc32(b"".join(pieces))
 
 
 def test_ckpt_11_a_large_object_goes_in_parts_and_comes_back_whole(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,15 +165,32 @@ def _read_all(url: str, numbers: list[int]) -> None:
 
 def test_data_11_forked_readers_have_clients_of_their_own(bucket: str) -> None:
     url = f"s3://{bucket}/objects"
-    for number in range(20):
-        open_store(url).put(str(number), str(number).encode() * 500)  # the parent's client has open connections now
+    open_store(url).put("warm", b"")  # the parent's client has open connections now
+    for number in range(500):
+        _put_at_once(bucket, f"objects/{number}", str(number).encode() * 500)
     context = multiprocessing.get_context("fork")
-    readers = [context.Process(target=_read_all, args=(url, list(range(20)))) for _ in range(4)]
+    readers = [context.Process(target=_read_all, args=(url, list(range(first, 500, 16)))) for first in range(16)]
     for reader in readers:
         reader.start()
     for reader in readers:
-        reader.join(60)
-    assert [reader.exitcode for reader in readers] == [0, 0, 0, 0]
+        reader.join(120)
+    assert [reader.exitcode for reader in readers] == [0] * 16
+
+
+def _put_at_once(bucket: str, key: str, data: bytes) -> None:
+    """Into moto without a request."""
+    s3_backends["123456789012"]["aws"].put_object(bucket, key, data)
+
+
+def test_survey_52_5000_objects_are_listed_and_deleted(bucket: str, tmp_path: Path) -> None:
+    for number in range(5000):
+        _put_at_once(bucket, f"run/many/{number:04}", b"")
+        (tmp_path / f"{number:04}").touch()
+    for where, prefix in ((open_store(f"s3://{bucket}/run"), "many/"), (open_store(str(tmp_path)), "")):
+        keys = [item.key for item in where.list(prefix)]
+        assert keys == [f"{prefix}{number:04}" for number in range(5000)]
+        where.delete(keys)
+        assert list(where.list()) == []
 
 
 def test_ckpt_13_a_server_that_never_answers_is_given_up_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,13 +206,31 @@ def test_ckpt_13_a_server_that_never_answers_is_given_up_and_named(monkeypatch: 
         assert len(accepted) == 2
 
 
-def test_ckpt_13_no_byte_is_sent_after_the_deadline(bucket: str) -> None:
-    with pytest.raises(StoreError, match="the time for it is over"):
-        open_store(f"s3://{bucket}", attempts=1).put("late", b"x", deadline=time.monotonic() - 1)
-    assert list(open_store(f"s3://{bucket}").list()) == []
+def test_ckpt_13_nothing_is_written_after_the_deadline(any_store: Store) -> None:
+    for put in (any_store.put, any_store.put_new):
+        with pytest.raises(StoreError, match=r"/late: .*the time for it is over"):
+            put("late", b"x", deadline=time.monotonic() - 1)
+    assert list(any_store.list()) == []
 
 
-def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("put", ["put", "put_new"])
+def test_ckpt_04_a_disk_that_gets_full_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, put: str
+) -> None:
+    """The kernel takes the first half of the file (here because of a limit of the process) and refuses the rest."""
+    where = open_store(str(tmp_path))
+    monkeypatch.setattr(directory, "CHUNK", 1000)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5500, limits[1]))
+    try:
+        with pytest.raises(StoreError, match=r"Could not write .*/step/k: .*File too large"):
+            getattr(where, put)("step/k", bytes(10_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_ckpt_04_a_disk_that_is_full_only_at_the_end_is_an_error_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_space(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -188,6 +239,54 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(tmp_path: Path, monkeypatch:
     with pytest.raises(StoreError, match="No space left"):
         where.put("k", b"data")
     assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_reader_of_a_directory_sees_no_half_of_an_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory, "CHUNK", 100)
+    where = open_store(str(tmp_path))
+    where.put("k", bytes(10_000))
+    seen: list[tuple[int, int, list[str]]] = []
+
+    def look(written: int) -> None:
+        data = where.get("k")
+        seen.append((len(data), len(set(data)), [item.key for item in where.list()]))
+
+    monkeypatch.setattr(directory, "SYNC_SIZE", 100)
+    where.put("k", b"x" * 10_000, progress=look)
+    assert seen == [(10_000, 1, ["k"])] * len(seen) and len(seen) >= 100
+    assert where.get("k") == b"x" * 10_000
+
+
+def test_a_file_that_a_killed_writer_left_can_be_swept(tmp_path: Path) -> None:
+    where = open_store(str(tmp_path))
+    left = tmp_path / "step" / "rank.bin.0123.partial"
+    left.parent.mkdir()
+    left.write_bytes(b"half")
+    assert list(where.list()) == []  # it may be on its way
+    os.utime(left, (time.time() - 2 * directory.ABANDONED_SECONDS,) * 2)
+    where.delete([item.key for item in where.list("step/")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_link_whose_answer_nfs_lost_is_known_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def linked_but_denied(source: Path, target: Path) -> None:
+        link(source, target)
+        raise FileExistsError(17, "File exists")
+
+    monkeypatch.setattr(os, "link", linked_but_denied)
+    where = open_store(str(tmp_path))
+    assert where.put_new("k", b"first")
+    assert not where.put_new("k", b"second")
+    assert where.get("k") == b"first"
+
+
+def test_new_directories_are_durable_like_the_object_in_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(directory, "_sync_directory", synced.append)
+    open_store(str(tmp_path / "run")).put("step/attempt/k", b"x")
+    assert set(synced) == {tmp_path, tmp_path / "run", tmp_path / "run/step", tmp_path / "run/step/attempt"}
 
 
 @pytest.mark.parametrize("url", ["", "s3://", "http://host/x", "gs://bucket"])

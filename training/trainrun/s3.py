@@ -19,12 +19,11 @@ use it, where we have one per rank.
 
 **Encryption** is the bucket's default; a KMS key of the bucket (with a bucket key) needs nothing from us.
 
-**Request rates.** S3 takes at least 3,500 writes and 5,500 reads a second for each partitioned prefix, and 503 SlowDown says that
-it is still splitting one (Amazon S3 user guide, "Best practices design patterns: optimizing Amazon S3 performance"). A new step is
-a new prefix, so that the ranks of one save may share one such limit. In bytes that is 117 GB/s for parts of 32 MiB, 470 GB/s for
-the parts of 128 MiB that shards from 8 GiB on have, and 92 GB/s for reads of 16 MiB: more than nine hosts with 100 Gb/s each.
-So larger parts, and pauses that chance spreads, are enough; a hash in front of the keys would only make listings by step
-impossible.
+**Request rates.** S3 takes at least 3,500 writes and 5,500 reads a second for each partitioned prefix, and answers 503 SlowDown
+while it splits one (Amazon S3 user guide, "Best practices design patterns: optimizing Amazon S3 performance"). A new step is a
+new prefix, so that the ranks of one save may share one such limit. In bytes that is 117 GB/s for parts of 32 MiB (what nine hosts
+with 100 Gb/s each send), 470 GB/s for the parts of 128 MiB that shards from 8 GiB on have, and 92 GB/s for reads of 16 MiB. So
+larger parts, and pauses that chance spreads, are enough; a hash in front of the keys would make listings by step impossible.
 """
 
 from __future__ import annotations
