@@ -120,6 +120,7 @@ class Feed(abc.ABC):
         return [tuple(tensor.pin_memory() for tensor in tensors) for tensors in step]
 
     def _read_step(self, position: int, micro_batch: int) -> Step:
+        """This rank's share of the step at ``position``, in micro-batches. Called in another thread."""
         starts = range(0, self.share, micro_batch)
         return [self._read(self._positions(position, start, min(start + micro_batch, self.share))) for start in starts]
 

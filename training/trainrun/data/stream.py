@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
-from trainrun.data.feed import Feed, Positions
+from trainrun.data.feed import Feed, Positions, Step
 from trainrun.data.order import sequence_at
 from trainrun.ranks import Ranks
 
@@ -102,6 +102,10 @@ class TokenStream(Stream):
         starts = sequence_at(positions, count=self.sequences, seed=self._seed).astype(np.int64) * self.sequence_length
         taken = self._tokens[starts[:, None] + np.arange(self.sequence_length + 1)]
         return (torch.from_numpy(taken.astype(np.int64)),)
+
+    def _read_step(self, position: int, micro_batch: int) -> Step:
+        (both,) = self._read(self._positions(position, 0, self.share))  # finding places costs the same for one and for all
+        return [(part,) for part in torch.split(both, micro_batch)]
 
     def _as_batch(self, *tensors: Tensor) -> Batch:
         (both,) = tensors
