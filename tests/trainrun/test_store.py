@@ -13,6 +13,7 @@ from typing import Any
 
 import boto3
 import pytest
+from fault_store import FaultStore
 from hypothesis import given
 from hypothesis import strategies as st
 from moto.s3.models import s3_backends
@@ -163,9 +164,10 @@ def _read_all(url: str, numbers: list[int]) -> None:
     assert all(where.get(str(number)) == str(number).encode() * 500 for number in numbers for _ in range(3))
 
 
-def test_data_11_forked_readers_have_clients_of_their_own(bucket: str) -> None:
+def test_data_11_forked_readers_have_clients_of_their_own(bucket: str, faults: FaultStore) -> None:
+    """Through the proxy, for moto itself ends each connection after one request."""
     url = f"s3://{bucket}/objects"
-    open_store(url).put("warm", b"")  # the parent's client has open connections now
+    open_store(url).put("warm", b"")  # the parent's client has an open connection now
     for number in range(500):
         _put_at_once(bucket, f"objects/{number}", str(number).encode() * 500)
     context = multiprocessing.get_context("fork")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -225,3 +228,35 @@ def test_expired_credentials_that_nothing_renews_are_said_at_once(where: Store, 
     with pytest.raises(StoreError, match=rf"s3://{bucket}/run/k: .*ExpiredToken.* nothing renews them"):
         where.put("k", b"x")
     assert faults.count("PUT .*/k") == 1
+
+
+def test_a_host_that_does_not_tell_its_role_at_once_is_asked_again(
+    where: Store, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    asked: list[str] = []
+
+    class Metadata(BaseHTTPRequestHandler):
+        def do_any(self) -> None:
+            asked.append(self.path)
+            self.send_response(500 if asked.count(self.path) < 3 else 200)
+            self.end_headers()
+            role = {
+                "Code": "Success",
+                "AccessKeyId": "a",
+                "SecretAccessKey": "b",
+                "Token": "t",
+                "Expiration": "2099-01-01T00:00:00Z",
+            }
+            self.wfile.write(b"role" if self.path.endswith("security-credentials/") else json.dumps(role).encode())
+
+        do_GET = do_PUT = do_any
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metadata)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    request.addfinalizer(server.shutdown)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_EC2_METADATA_DISABLED"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    where.put("k", b"x")
+    assert where.get("k") == b"x"
+    assert len(asked) >= 7

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import (
     BotoCoreError,
@@ -33,6 +34,7 @@ T = TypeVar("T")
 
 CONNECT_TIMEOUT_SECONDS = 10.0
 SHORTEST_TIMEOUT_SECONDS = 1.0
+METADATA_ATTEMPTS = 5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 20.0
 
 FAILURES = (ClientError, BotoCoreError, HTTPError, OSError)
@@ -162,7 +164,7 @@ def _connection(read_timeout_seconds: float) -> _Connection:
 
 
 def _connect(endpoint: str | None, read_timeout_seconds: float) -> _Connection:
-    session = boto3.session.Session()
+    session = _session()
     client = session.client(
         "s3",
         config=Config(
@@ -182,6 +184,14 @@ def _connect(endpoint: str | None, read_timeout_seconds: float) -> _Connection:
     return _Connection(client, *_credentials_of(session))
 
 
+def _session() -> boto3.session.Session:
+    session = botocore.session.Session()
+    # By default botocore asks a host for its role once, for a second, and then says that there are no credentials: too little
+    # where all ranks of a host ask as they start.
+    session.set_config_variable("metadata_service_num_attempts", METADATA_ATTEMPTS)
+    return boto3.session.Session(botocore_session=session)
+
+
 def _credentials_of(session: Any) -> tuple[tuple[str, ...], str]:
     credentials = session.get_credentials()
     if credentials is None:
@@ -199,7 +209,7 @@ def _renew(old: _Connection, message: str) -> None:
     with _lock:
         for key in [key for key, connection in _connections.items() if connection.keys == old.keys]:
             del _connections[key]
-    keys, origin = _credentials_of(boto3.session.Session())
+    keys, origin = _credentials_of(_session())
     if keys == old.keys and origin in ("env", "explicit"):
         raise StoreError(
             f"{message} The credentials of the access key {keys[0]} have expired, and as they are from the environment "
