@@ -1,15 +1,15 @@
 """The store on S3. It takes its endpoint, region and credentials from the environment, as boto3 does.
 
 **The client** is boto3's, with uploads and retries of our own (`trainrun.s3_upload`, `trainrun.s3_requests`). Measured by
-``benchmarks/store.py`` (512 MiB against a sink on the same two cores, http, nice 19, no torch; medians of 5 rounds):
+``benchmarks/store.py`` (512 MiB against a sink on the same two cores, http, nice 19, no torch; medians of 3 rounds):
 
 | | write MB/s | CPU s/GB | read MB/s | CPU s/GB | start s |
 |---|---|---|---|---|---|
-| this store | 775 | 0.78 | 604 | 0.84 | 0.58 |
-| boto3's transfers, threads | 214 | 2.73 | 518 | 1.53 | 0.71 |
-| boto3's transfers, AWS CRT | 549 | 1.38 | 376 | 1.88 | 0.60 |
-| awscrt's S3 client | 557 | 0.76 | 246 | 1.96 | 0.17 |
-| s3torchconnector 1.5 | 282 | 1.38 | 324 | 2.74 | 0.12 |
+| this store | 1751 | 0.85 | 1355 | 0.85 | 0.32 |
+| boto3's transfers, threads | 450 | 2.32 | 769 | 1.36 | 0.30 |
+| boto3's transfers, AWS CRT | 813 | 1.31 | 494 | 2.03 | 0.30 |
+| awscrt's S3 client | 1221 | 0.85 | 487 | 2.03 | 0.10 |
+| s3torchconnector 1.5 | 945 | 1.17 | 509 | 2.47 | 0.09 |
 
 boto3 loses its time by copying bodies and by 16 KiB writes; given views of memory in pieces of 256 KiB it needs no more than the
 CRT, and it reads into memory that is there already, where the others allocate. What it has beyond speed: conditional writes,
