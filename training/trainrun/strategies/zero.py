@@ -29,6 +29,7 @@ from trainrun.strategies.zero_engine import (
     zero_converter,
 )
 from trainrun.strategies.zero_gradients import forget_gradients, forget_old_gradients, hand_over_gradients
+from trainrun.strategies.zero_nvme import DiskCopies, nvme_problems
 
 ELEMENTWISE = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "Lion", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
 """Optimizers whose update of an element depends on no other: ZeRO hands them stretches of flattened parameters."""
@@ -49,6 +50,7 @@ class ZeRO(Strategy):
         super().__init__(settings, ranks)
         self.stage = STAGES[settings.strategy]
         self.loss_scale = LossScale() if settings.precision == "fp16" else None
+        self._disk: DiskCopies | None = None
         self._micro_batches = 0
         self._diverged = False
 
@@ -65,10 +67,14 @@ class ZeRO(Strategy):
         self._linear = nn.functional.linear
         originals = self._divide(model, configuration) if self.stage == 3 else self._place(model)
         self.engine = start_engine(deepspeed, forward, optimizer, configuration)
+        if self.settings.sharding.offload_optimizer == "nvme":
+            self._disk = DiskCopies(self.engine.optimizer)
         if self.settings.precision != "fp32":
             for one in self._trained():
                 start, weights = originals.pop(one.parameter)
-                one.within(one.flat).copy_(weights[one.stretch.start - start :][: one.stretch.elements])
+                one.weights.copy_(weights[one.stretch.start - start :][: one.stretch.elements])
+            if self._disk is not None:
+                self._disk.write()
 
     def call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any], *, last: bool) -> Any:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -93,6 +99,8 @@ class ZeRO(Strategy):
         if self.loss_scale is not None:  # here too the mean becomes the sum; in the loss it would overflow the sooner
             zero.override_loss_scale(self.loss_scale.value / self.ranks.size)
         hand_over_gradients(zero)
+        if self._disk is not None:
+            self._disk.forget()
         self._micro_batches = 0
         self.engine.step()
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.ranks.device)
@@ -119,7 +127,7 @@ class ZeRO(Strategy):
 
     def model_parts(self) -> list[Part]:
         trained = self._trained()
-        parts = [part for one in trained for part in one.stretch.parts(f"model/{one.stretch.name}", one.within(one.flat))]
+        parts = [part for one in trained for part in one.stretch.parts(f"model/{one.stretch.name}", one.weights)]
         frozen = [part for stretch, share in self._frozen.values() for part in stretch.parts(f"model/{stretch.name}", share)]
         persistent = model_tensors(self.module)
         buffers = [
@@ -130,25 +138,24 @@ class ZeRO(Strategy):
         return [*parts, *frozen, *buffers]
 
     def optimizer_parts(self, optimizer: torch.optim.Optimizer) -> list[Part]:
-        return zero_parts.optimizer_parts(self._trained(), optimizer.state, self.ranks)
+        return zero_parts.optimizer_parts(self._trained(), optimizer, self.ranks)
 
     def optimizer_targets(self, optimizer: torch.optim.Optimizer, wanted: dict[str, Tensor]) -> list[Part]:
+        if self._disk is not None:
+            self._disk.clear_state()
+        optimizer.state.clear()
         trained = self._trained()
         by_name = {one.stretch.name: one for one in trained}
-        optimizer.state.clear()
         unknown = set()
         for name, kind in wanted.items():
             parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
-            if parameter not in by_name:
+            if parameter in by_name:
+                zero_parts.make_state(by_name[parameter], key, kind, optimizer)
+            else:
                 unknown.add(parameter)
-                continue
-            one = by_name[parameter]
-            state = optimizer.state[one.flat]
-            if key not in state:
-                state[key] = zero_parts.empty_state(one, key, kind, optimizer.param_groups[one.group])
         if unknown:
             raise ConfigError([f"The checkpoint has optimizer state for what is not trained here: {', '.join(sorted(unknown))}."])
-        return zero_parts.optimizer_parts(trained, optimizer.state, self.ranks)
+        return zero_parts.optimizer_parts(trained, optimizer, self.ranks)
 
     def values(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         scale = {} if self.loss_scale is None else {"strategy/loss_scale": self.loss_scale.state()}
@@ -162,13 +169,15 @@ class ZeRO(Strategy):
     def restored(self) -> None:
         for parameter, (_, share) in self._frozen.items():
             zero_parts.spread_frozen(parameter, share, self.ranks)
+        if self._disk is not None:
+            self._disk.write()
         zero_parts.spread_masters(self.engine.optimizer)
 
     def mesh_sizes(self) -> dict[str, int]:
         return {"shard": self.ranks.size}
 
     def _trained(self) -> list[zero_parts.Trained]:
-        return zero_parts.trained(self.engine.optimizer, self.module)
+        return zero_parts.trained(self.engine.optimizer, self.module, {} if self._disk is None else self._disk.read())
 
     def _require_support(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise a ConfigError of all that DeepSpeed cannot do here, or would do wrong."""
@@ -189,6 +198,8 @@ class ZeRO(Strategy):
                 f"No parameter of the optimizer's group {', '.join(map(str, idle))} requires gradients, which DeepSpeed cannot "
                 "do. Leave such groups out."
             )
+        if "nvme" in (self.settings.sharding.offload_optimizer, self.settings.sharding.offload_parameters):
+            problems += nvme_problems(self.settings.sharding)
         if problems:
             raise ConfigError(problems)
 

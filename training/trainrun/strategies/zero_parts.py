@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.tensors import canonical
 from trainrun.ranks import Ranks
+from trainrun.strategies.zero_nvme import WEIGHTS
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +57,26 @@ class Trained:
     group: int
     """The optimizer's group."""
     flat: Tensor
-    """fp32 master weights of everything that this rank has of the group (stage 3: of a part of the group)."""
+    """fp32 master weights of everything that this rank has of the group (stage 3: of a part of the group), and the optimizer's
+    key to their state."""
     offset: int
     """Where in it the stretch begins."""
+    copies: dict[str, Tensor] | None = None
+    """Copies of weights and state, when they themselves are on a disk."""
+
+    @property
+    def weights(self) -> Tensor:
+        """The master weights of the stretch."""
+        return self.within(self.flat if self.copies is None else self.copies[WEIGHTS])
 
     def within(self, state: Tensor) -> Tensor:
         """The stretch in a tensor that is as long as `flat`."""
         return state.detach().narrow(0, self.offset, self.stretch.elements)
+
+    def state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The optimizer's state of `flat`."""
+        on_disk = {} if self.copies is None else {key: value for key, value in self.copies.items() if key != WEIGHTS}
+        return {**optimizer.state.get(self.flat, {}), **on_disk}
 
 
 def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -97,15 +111,20 @@ def own_share(tensor: Tensor, ranks: Ranks) -> tuple[int, Tensor]:
     return start, flat[start : start + size]
 
 
-def trained(zero: Any, module: nn.Module) -> list[Trained]:
+Copies = dict[int, dict[str, Tensor]]
+"""As `trainrun.strategies.zero_nvme.DiskCopies.read`."""
+
+
+def trained(zero: Any, module: nn.Module, copies: Copies) -> list[Trained]:
     """The parameters that train, each with the stretch of it that this rank updates.
 
     Args:
         zero: the optimizer of DeepSpeed's engine.
         module: the user's model.
+        copies: of what is on a disk.
     """
     names = {parameter: canonical(name) for name, parameter in module.named_parameters()}
-    return list(_stage_3(zero, names) if is_stage_3(zero) else _stage_1_and_2(zero, names))
+    return list(_stage_3(zero, names, copies) if is_stage_3(zero) else _stage_1_and_2(zero, names))
 
 
 def is_stage_3(zero: Any) -> bool:
@@ -128,53 +147,53 @@ def _stage_1_and_2(zero: Any, names: dict[nn.Parameter, str]) -> Iterator[Traine
             yield Trained(parameter, stretch, number, flat, max(place - begin, 0) if stop > start else 0)
 
 
-def _stage_3(zero: Any, names: dict[nn.Parameter, str]) -> Iterator[Trained]:
+def _stage_3(zero: Any, names: dict[nn.Parameter, str], copies: Copies) -> Iterator[Trained]:
     for number, (group, flat) in enumerate(zip(zero.fp16_groups, zero.fp32_partitioned_groups_flat, strict=True)):
         for parameter in group:
             _, offset, size = zero.grad_position[zero.get_param_id(parameter)]
             start = min(dist.get_rank() * size, parameter.ds_numel)
             elements = min(size, parameter.ds_numel - start)
             stretch = Stretch(names[parameter], tuple(parameter.ds_shape), start, elements)
-            yield Trained(parameter, stretch, zero.sub_group_to_group_id[number], flat, offset)
+            yield Trained(parameter, stretch, zero.sub_group_to_group_id[number], flat, offset, copies.get(number))
 
 
-def optimizer_parts(everything: list[Trained], state: dict[Tensor, dict[str, Any]], ranks: Ranks) -> list[Part]:
+def optimizer_parts(everything: list[Trained], optimizer: torch.optim.Optimizer, ranks: Ranks) -> list[Part]:
     """The optimizer's state on this rank. What it has once for a whole group (a step counter) is told of each parameter."""
     parts = []
     for one in everything:
-        for key, value in state.get(one.flat, {}).items():
+        for key, value in one.state(optimizer).items():
             name = f"optimizer/{one.stretch.name}/{key}"
-            if not isinstance(value, Tensor):
-                continue
-            if _along(value, one.flat):
+            if isinstance(value, Tensor) and value.dim():
                 parts += one.stretch.parts(name, one.within(value))
-            else:
+            elif isinstance(value, Tensor):
                 parts.append(whole(name, value.detach(), copies=ranks.size, copy=ranks.rank))
     return parts
 
 
-def empty_state(one: Trained, key: str, kind: Tensor, group: dict[str, Any]) -> Tensor:
-    """A tensor for a piece of state of a whole group of which ``kind`` is one parameter's, zero where there is none."""
-    if key != "step" and tuple(kind.shape) == one.stretch.shape:
-        return torch.zeros_like(one.flat.detach(), dtype=kind.dtype)
+def make_state(one: Trained, key: str, kind: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Let the optimizer have a piece of state of which ``kind`` is that of one parameter, for all of its group: zeros."""
+    if key in one.state(optimizer):
+        return
+    if kind.dim():
+        target = optimizer.state[one.flat] if one.copies is None else one.copies
+        target[key] = torch.zeros_like(one.flat.detach() if one.copies is None else one.copies[WEIGHTS], dtype=kind.dtype)
+        return
     # torch keeps a step counter on the CPU unless the update itself runs on the device
-    on_host = key == "step" and not (group.get("capturable") or group.get("fused"))
-    return torch.zeros(kind.shape, dtype=kind.dtype, device="cpu" if on_host else one.flat.device)
-
-
-def _along(value: Tensor, flat: Tensor) -> bool:
-    return value.dim() == 1 and value.shape == flat.shape
+    group = optimizer.param_groups[one.group]
+    on_device = key != "step" or group.get("capturable") or group.get("fused")
+    optimizer.state[one.flat][key] = torch.zeros((), dtype=kind.dtype, device=one.flat.device if on_device else "cpu")
 
 
 @torch.no_grad()
 def spread_masters(zero: Any) -> None:
-    """Make the low-precision parameters, on all ranks, what the master weights say. Collective."""
+    """Make the parameters that compute, on all ranks, what the master weights say, of those in memory. Collective."""
     if not is_stage_3(zero):
         zero.update_lp_params()
         return
     zero.checkpoint_event_prologue()  # lets go of what is gathered
     for number in range(len(zero.fp16_groups)):
-        zero._reassign_or_swap_out_partitioned_parameters(number)
+        if not zero._swappable_optimizer_subgroup(number):
+            zero._reassign_or_swap_out_partitioned_parameters(number)
     zero.checkpoint_event_epilogue()  # gathers the small parameters, which it keeps
 
 
