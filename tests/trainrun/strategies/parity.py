@@ -12,6 +12,8 @@ import dataclasses
 import functools
 import json
 import math
+import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,10 @@ import numpy as np
 import torch
 import torch._dynamo.utils
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import trainrun.run
+from trainrun.checkpoint.digest import gathered
 from trainrun.config import ConfigError
 from trainrun.data.batch import IGNORED, Batch
 from trainrun.data.dataset import TRAIN, open_dataset
@@ -37,6 +40,7 @@ from trainrun.ranks import Ranks, join, seed_everything
 from trainrun.run import Run
 from trainrun.settings import TrainSettings
 from trainrun.settle import settle
+from trainrun.strategies.base import Strategy
 
 TINY = (
     *("--sequence_length=16", "--batch_tokens=128", "--micro_batch=1"),  # 8 sequences a step: 8, 4 or 2 micro-batches a rank
@@ -302,8 +306,9 @@ def train_all(
 
 def run_rank(out: Path, *, dataset: str, configurations: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """The program of one rank (see `rank_programs`)."""
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(out.parent / "compiled")  # for all ranks and configurations
     joined = join(timeout_seconds=60.0, storage_timeout_seconds=60.0)
-    results = {}
+    results, began = {}, time.monotonic()
     for name, plain in configurations.items():
         plain = {key: tuple(value) if isinstance(value, list) else value for key, value in plain.items()}
         torch._dynamo.reset()  # of one process it compiles the same code only so often
@@ -316,7 +321,8 @@ def run_rank(out: Path, *, dataset: str, configurations: dict[str, dict[str, Any
             np.savez(out / f"{name}.npz", **trained.parameters)
         results[name] = dataclasses.asdict(dataclasses.replace(trained, parameters={}))
         results[name].pop("parameters")
-        print(f"{name}: {json.dumps(results[name])}", flush=True)  # for the test that fails
+        seconds = f"{time.monotonic() - began:.1f} s"
+        print(f"{name} after {seconds}: {json.dumps(results[name])}", flush=True)  # for the test that fails
     return results
 
 
@@ -343,10 +349,10 @@ def train(joined: Ranks, dataset: str, configuration: Configuration) -> Trained:
                     loss.register_hook(lambda gradient: gradient * math.inf)
                 run.backward(loss)
             if step == configuration.overflow_at:
-                before = whole_parameters(model.module)
+                before = whole_parameters(model.strategy)
             run.step(optimizer)
             if step == configuration.overflow_at:
-                kept = all(np.array_equal(value, before[name]) for name, value in whole_parameters(model.module).items())
+                kept = all(np.array_equal(value, before[name]) for name, value in whole_parameters(model.strategy).items())
             losses.append(float(run.ranks.sum(total)) / run.ranks.tensor_parallel)
             rates.append([group["lr"] for group in optimizer.param_groups])
     return Trained(
@@ -357,7 +363,7 @@ def train(joined: Ranks, dataset: str, configuration: Configuration) -> Trained:
         loss_scale=model.strategy.loss_scale.value if settings.precision == "fp16" else 0.0,
         kept=kept,
         compiled=torch._dynamo.utils.counters["frames"]["ok"],
-        parameters=whole_parameters(model.module),
+        parameters=whole_parameters(model.strategy),
     )
 
 
@@ -375,21 +381,8 @@ def _recorded_norms(model: PreparedModel) -> Iterator[list[float]]:
         yield norms
 
 
-def whole_parameters(model: nn.Module) -> dict[str, np.ndarray[Any, Any]]:
-    """All of every parameter in fp32, on every rank, whatever the strategy made of it."""
-    return {name: _whole(parameter).detach().cpu().float().numpy().copy() for name, parameter in model.named_parameters()}
-
-
-def _whole(parameter: Tensor) -> Tensor:
-    if hasattr(parameter, "ds_id") or hasattr(parameter, "_hp_mapping"):  # DeepSpeed's, with a master copy in fp32
-        from deepspeed.runtime.zero import GatheredParameters
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        if not parameter.requires_grad:  # without a master copy after all
-            with GatheredParameters([parameter]):
-                return parameter.detach().clone()
-        whole: Tensor = safe_get_full_fp32_param(parameter)
-        return whole
-    if hasattr(parameter, "full_tensor"):
-        return parameter.full_tensor()
-    return parameter
+def whole_parameters(strategy: Strategy) -> dict[str, np.ndarray[Any, Any]]:
+    """All of every parameter in fp32, by the parts of which checkpoints are made; on rank 0, the others help."""
+    names = {f"model/{name}" for name, _ in strategy.module.named_parameters()}
+    whole = gathered([part for part in strategy.model_parts() if part.name in names], strategy.ranks)
+    return {name.removeprefix("model/"): tensor.float().numpy().copy() for name, tensor in whole}
