@@ -31,6 +31,7 @@ from trainrun.checkpoint.digest import gathered
 from trainrun.config import ConfigError
 from trainrun.data.batch import IGNORED, Batch
 from trainrun.data.dataset import TRAIN, open_dataset
+from trainrun.data.feed import Feed
 from trainrun.data.order import sequence_at
 from trainrun.data.stream import TokenStream
 from trainrun.models.gpt import GPT
@@ -214,6 +215,8 @@ class MaskedStream(TokenStream):
     def valid_tokens(self) -> int:
         positions = np.arange(self.position, self.position + self._batch)
         return int(_valid(positions, self.sequence_length).sum())
+
+    _read_step = Feed._read_step  # micro-batch by micro-batch, by `_read`
 
     def _read(self, positions: np.ndarray[Any, np.dtype[np.uint64]]) -> tuple[Tensor, ...]:
         (both,) = super()._read(positions)
