@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trainrun.data import feed as feeds
 from trainrun.data.batch import Batch
 from trainrun.data.feed import Feed, Positions, Step
 from trainrun.ranks import Ranks
@@ -34,6 +35,13 @@ class Numbers(Feed):
 
     def _as_batch(self, *tensors: Tensor) -> Batch:
         return Batch(inputs=tensors[0], targets=tensors[0])
+
+
+@pytest.fixture(autouse=True)
+def _threaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is read counts as slow, from the first on."""
+    monkeypatch.setattr(feeds, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(feeds, "ENOUGH_SLOW", 1)
 
 
 def step(feed: Numbers) -> list[list[int]]:
@@ -113,3 +121,17 @@ def test_a_failure_while_reading_ahead_is_raised_where_the_step_is_wanted(monkey
     assert step(feed) == [[0, 1], [2, 3]]
     with pytest.raises(OSError, match="the disk is gone"):
         next(feed.micro_batches())
+
+
+def test_quick_reads_are_not_handed_over_and_a_hiccup_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "SLOW_SECONDS", 0.02)
+    monkeypatch.setattr(feeds, "ENOUGH_SLOW", 2)
+    feed = Numbers()
+    for seconds in (0.0, 0.02, 0.0, 0.0, 0.02, 0.0):
+        feed.seconds = seconds
+        step(feed)
+    assert {thread for thread, _ in feed.read_by} == {"MainThread"}
+    feed.seconds = 0.02
+    for _ in range(3):
+        step(feed)
+    assert {thread for thread, _ in feed.read_by} == {"MainThread", "feed"}

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainrun.config import ConfigError
+from trainrun.data import stream as streams
 from trainrun.data.dataset import map_tokens
 from trainrun.data.order import sequence_at
 from trainrun.data.stream import TokenStream
@@ -74,6 +75,16 @@ def test_any_world_reads_the_same_sequences_in_each_step() -> None:
     for world in (2, 4, 8):
         parts = [read(stream(TOKENS, rank=rank, world=world), 5) for rank in range(world)]
         assert [[token for part in parts for token in part[step]] for step in range(5)] == alone
+
+
+@pytest.mark.parametrize("at_once", [1, 5, 16, 1000])
+def test_that_places_are_found_for_many_steps_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(streams, "PLACES_AT_ONCE", at_once)
+    data = stream(TOKENS, rank=1, world=2)
+    for position in (0, 8, 16, 24, 8, 80, 83, 0):  # on and on, back, far ahead, and beside the steps so far
+        data.load_state({**data.state(), "position": position})
+        expected = sequence_at(np.arange(position + 4, position + 8, dtype=np.uint64), count=27, seed=0) * 4
+        assert read(data, 1) == [expected.tolist()]
 
 
 def test_another_dataset_length_or_seed_cannot_be_resumed() -> None:

@@ -21,11 +21,19 @@ Step = list[tuple[Tensor, ...]]
 """The micro-batches of one step, in CPU memory."""
 
 
+SLOW_SECONDS = 0.0005
+"""Reading a step's share takes at least so long where a thread is worth it: to hand a step over costs up to as much, on a
+machine whose cores are all busy."""
+ENOUGH_SLOW = 4
+"""By so many slow reads must those that were quick be outnumbered, so that a hiccup does not count."""
+
+
 class Feed(abc.ABC):
     """This rank's share of every batch, in micro-batches. The state is one position, which counts only what was trained on.
 
-    While the model computes on one step's share, a thread reads the next step's. What it has read ahead is only a copy: it is
-    thrown away when the position turns out to be another.
+    Where reading takes its time (a disk that is not cached, long sequences), a thread reads the next step's share while the
+    model computes on the present one. What it has read ahead is only a copy: it is thrown away when the position turns out to
+    be another.
 
     Args:
         batch: sequences per step over all ranks.
@@ -44,6 +52,7 @@ class Feed(abc.ABC):
         self.waited = 0.0
         self._batch, self._micro_batch, self._ranks = batch, micro_batch, ranks
         self._given = 0
+        self._slow_reads = 0
         self._thread: ThreadPoolExecutor | None = None
         self._ahead: tuple[int, int, Future[Step]] | None = None
 
@@ -54,7 +63,7 @@ class Feed(abc.ABC):
 
     @abc.abstractmethod
     def _read(self, positions: Positions) -> tuple[Tensor, ...]:
-        """What stands at these positions, as CPU tensors. Called in another thread."""
+        """What stands at these positions, as CPU tensors. Called in any thread."""
 
     @abc.abstractmethod
     def _as_batch(self, *tensors: Tensor) -> Batch:
@@ -70,7 +79,8 @@ class Feed(abc.ABC):
         self._given = 0
         asked = time.perf_counter()
         step = self._take(self.position)
-        self._read_ahead(self.position + self._batch)
+        if self._slow_reads >= ENOUGH_SLOW:
+            self._read_ahead(self.position + self._batch)
         for number, tensors in enumerate(step, start=1):
             batch = self._on_device(tensors)
             self._given = min(number * self._micro_batch, self.share)
@@ -104,10 +114,13 @@ class Feed(abc.ABC):
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead[:2] == (position, self._micro_batch):
             return ahead[2].result()
-        return self._read_step(position, self._micro_batch)
+        began = time.perf_counter()
+        step = self._read_step(position, self._micro_batch)
+        slow = time.perf_counter() - began >= SLOW_SECONDS
+        self._slow_reads = max(0, self._slow_reads + (1 if slow else -1))
+        return step
 
     def _read_ahead(self, position: int) -> None:
-        """Give a whole step to the thread: one hand-over a micro-batch would cost more than it saves where these are short."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead = position, self._micro_batch, self._thread.submit(self._read_pinned, position, self._micro_batch)
@@ -120,7 +133,7 @@ class Feed(abc.ABC):
         return [tuple(tensor.pin_memory() for tensor in tensors) for tensors in step]
 
     def _read_step(self, position: int, micro_batch: int) -> Step:
-        """This rank's share of the step at ``position``, in micro-batches. Called in another thread."""
+        """This rank's share of the step at ``position``, in micro-batches. Called in any thread."""
         starts = range(0, self.share, micro_batch)
         return [self._read(self._positions(position, start, min(start + micro_batch, self.share))) for start in starts]
 

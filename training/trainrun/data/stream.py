@@ -10,9 +10,12 @@ from torch import Tensor
 
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
-from trainrun.data.feed import Feed, Positions, Step
-from trainrun.data.order import sequence_at
+from trainrun.data.feed import Feed, Positions
+from trainrun.data.order import Indices, sequence_at
 from trainrun.ranks import Ranks
+
+PLACES_AT_ONCE = 1024
+"""Sequences whose places in the dataset are found together."""
 
 
 class Stream(Feed):
@@ -92,6 +95,8 @@ class TokenStream(Stream):
                 [f"The dataset has {len(tokens)} tokens, a sequence needs {sequence_length + 1}. Set sequence_length lower."]
             )
         self._tokens, self._seed = tokens, seed
+        self._offsets = np.arange(sequence_length + 1)
+        self._places: tuple[int, Indices] = 0, np.empty((0, self.share), dtype=np.uint64)
 
     @property
     def valid_tokens(self) -> int:
@@ -99,13 +104,24 @@ class TokenStream(Stream):
         return self._batch * self.sequence_length
 
     def _read(self, positions: Positions) -> tuple[Tensor, ...]:
-        starts = sequence_at(positions, count=self.sequences, seed=self._seed).astype(np.int64) * self.sequence_length
-        taken = self._tokens[starts[:, None] + np.arange(self.sequence_length + 1)]
-        return (torch.from_numpy(taken.astype(np.int64)),)
+        starts = self._find(positions).astype(np.int64) * self.sequence_length
+        return (torch.from_numpy(self._tokens[starts[:, None] + self._offsets].astype(np.int64)),)
 
-    def _read_step(self, position: int, micro_batch: int) -> Step:
-        (both,) = self._read(self._positions(position, 0, self.share))  # finding places costs the same for one and for all
-        return [(part,) for part in torch.split(both, micro_batch)]
+    def _find(self, positions: Positions) -> Indices:
+        """The sequences at ``positions``, which follow one another within a step.
+
+        They are found for many steps at once, since the arithmetic costs about the same for one and for a thousand.
+        """
+        first, places = self._places
+        step, start = divmod(int(positions[0]) - first, self._batch)
+        if not (0 <= step < len(places) and start + len(positions) <= self.share):
+            first, step, start = int(positions[0]), 0, 0
+            steps = np.arange(-(-PLACES_AT_ONCE // self.share), dtype=np.uint64) * np.uint64(self._batch)
+            wanted = np.uint64(first) + steps[:, None] + np.arange(self.share, dtype=np.uint64)
+            places = sequence_at(wanted.ravel(), count=self.sequences, seed=self._seed).reshape(wanted.shape)
+            self._places = first, places  # one assignment: another thread may be reading
+        found: Indices = places[step, start : start + len(positions)]
+        return found
 
     def _as_batch(self, *tensors: Tensor) -> Batch:
         (both,) = tensors
