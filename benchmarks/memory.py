@@ -29,7 +29,7 @@ import trainrun
 from trainrun.data.write import find_documents, write_dataset
 from trainrun.memory import model_states
 from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 
 STRATEGIES = ("ddp", "zero1", "zero2", "zero3", "fsdp2")
 RANKS = 4
@@ -88,7 +88,7 @@ def work(folder: Path, strategy: str, precision: str) -> None:
     before = resident("VmRSS")
     gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
     parameters = sum(parameter.numel() for parameter in gpt.parameters())
-    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
     del gpt
     for step in run.steps():
         for batch in data.micro_batches():

@@ -19,7 +19,7 @@ from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.models.huggingface import PREFIX, Loaded, load_model
 from trainrun.models.huggingface_export import export_model
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 from trainrun.prepare import PreparedModel
 from trainrun.run import Run
 from trainrun.store import StoreError
@@ -36,7 +36,7 @@ def main() -> None:
         seed=run.settings.seed,
         say=lambda text: print(text, file=sys.stderr) if run.ranks.first else None,
     )
-    model, optimizer = run.prepare(loaded.model, adamw(loaded.model, run.settings.optimizer), weights=loaded.weights)
+    model, optimizer = run.prepare(loaded.model, bundled(loaded.model, run.settings.optimizer), weights=loaded.weights)
     state = run.state(model=model, optimizer=optimizer, data=data)
     state.resume()
     for _ in run.steps():

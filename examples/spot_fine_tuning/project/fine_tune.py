@@ -11,7 +11,7 @@ import sys
 import trainrun
 from trainrun.checkpoint.read import newest_good
 from trainrun.evaluation import restore_gpt
-from trainrun.optimizer import adamw
+from trainrun.optimizer import bundled
 from trainrun.store import open_store
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     data = run.tokens()
     base = open_store(os.environ["BASE_CHECKPOINT"])
     _, gpt = newest_good(base, lambda commit: restore_gpt(base, commit), warn=lambda text: print(text, file=sys.stderr))
-    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
+    model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
     state = run.state(model=model, optimizer=optimizer, data=data)
     state.resume()
     for _ in run.steps():
