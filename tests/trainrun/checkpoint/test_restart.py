@@ -200,10 +200,7 @@ def test_metrics_tell_what_happened(ranks: Any, tiny: list[str], dataset: str, t
     events = [(line["event"], line["step"]) for line in lines if "event" in line]
     assert events == [("strategy", 0), ("resumed", 2), ("started", 2), ("committed", 4), ("committed", 6), ("finished", 6)]
     step = next(line for line in lines if line.get("step") == 5)
-    assert set(step) == {
-        *("time", "step", "steps", "loss", "learning_rate", "gradient_norm", "tokens", "tokens_per_second", "seconds_left"),
-        *("world", "precision"),
-    }
+    assert {"time", "loss", "learning_rate", "gradient_norm", "tokens_per_second", "seconds_left"} <= step.keys()
     assert (step["steps"], step["tokens"], step["world"], step["precision"]) == (6, 5 * 128, 2, "fp32")
     assert not list(outcomes[1].folder.glob("state/metrics/*"))
 

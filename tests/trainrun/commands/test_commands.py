@@ -103,7 +103,7 @@ def test_torchrun_trains_the_bundled_loop_and_a_stop_file_ends_it(dataset: str, 
 
     done = torchrun("--steps=4")
     assert done.returncode == 0, done.stderr
-    assert "step 4/4  100.0%  loss" in done.stdout
+    assert "step 4/4  loss" in done.stdout
     (tmp_path / "state/stop").touch()
     stopped = torchrun("--steps=400")
     assert stopped.returncode != 0
