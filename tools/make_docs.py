@@ -1,7 +1,8 @@
 """Write what the code itself says as documentation.
 
 - docs/settings.md: the settings' names, types, defaults and the docstrings beside them;
-- docs/rules.md: the rules that a synth checks.
+- docs/rules.md: the rules that a synth checks;
+- docs/strategies.md: which settings go together, and which test shows it.
 
 Run by `make docs`; ``--check`` writes nothing and fails when a file is out of date.
 """
@@ -45,7 +46,9 @@ A rule that depends on something which only the deployment knows finds nothing. 
 
 def main() -> int:
     sys.path.insert(0, str(ROOT))  # for stacks, which is not installed
-    pages = {"settings.md": settings_page(), "rules.md": rules_page()}
+    from tools.strategies_page import strategies_page
+
+    pages = {"settings.md": settings_page(), "rules.md": rules_page(), "strategies.md": strategies_page()}
     if "--check" not in sys.argv[1:]:
         for name, text in pages.items():
             (DOCS / name).write_text(text)

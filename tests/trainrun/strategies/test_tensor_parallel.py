@@ -69,6 +69,13 @@ OVERFLOWS = {
     4: {"tp2+fsdp2-overflow": Configuration((*TP2_FSDP2, *OVERFLOW), overflow_at=3)},
 }
 
+COMPILED = {
+    "tp2-compiled": Configuration((*TP2, *SHORT, "--compile=true")),
+    "tp2+fsdp2-compiled": Configuration((*TP2_FSDP2, *SHORT, "--compile=true")),
+}
+
+PARITY = {**WHOLE[2], **WHOLE[4], **VARIANTS[2], **VARIANTS[4], **OVERFLOWS[2], **OVERFLOWS[4], **COMPILED}
+
 REFUSED = {
     2: {"kv_heads": Configuration((*TP2, "--model.kv_heads=1"))},
     4: {"replicas": Configuration(TP2), "heads": Configuration((*TP4, "--model.heads=2", "--model.feed_forward=10"))},
@@ -125,11 +132,10 @@ def test_what_cannot_be_split_is_refused_with_what_can(results: Results, world: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "own"), [(2, TP2), (4, TP2_FSDP2)])
-def test_a_split_model_compiles(lasting_ranks: RunsRanks, dataset: str, world: int, own: tuple[str, ...]) -> None:
-    configuration = Configuration((*own, *SHORT, "--compile=true"))
-    trained = train_all(lasting_ranks, dataset, {"compiled": configuration}, world=world, longest=280.0)["compiled"]
-    check(trained, reference(dataset, configuration), "tp", "fp32")
+@pytest.mark.parametrize(("world", "name"), [(2, "tp2-compiled"), (4, "tp2+fsdp2-compiled")])
+def test_a_split_model_compiles(lasting_ranks: RunsRanks, dataset: str, world: int, name: str) -> None:
+    trained = train_all(lasting_ranks, dataset, {name: COMPILED[name]}, world=world, longest=280.0)[name]
+    check(trained, reference(dataset, COMPILED[name]), "tp", "fp32")
 
 
 def test_ranks_that_split_read_the_same_data_draw_the_same_numbers_and_count_once(
