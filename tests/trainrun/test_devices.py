@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,3 +109,15 @@ def test_a_failed_allocation_is_told_from_other_errors() -> None:
     assert devices.is_out_of_memory(failed.value)
     assert devices.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
     assert not devices.is_out_of_memory(RuntimeError("shapes differ"))
+
+
+def test_the_time_out_of_every_group_changes_those_of_meshes_too_but_not_that_of_the_storage() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        control, storage, of_a_mesh = (dist.new_group(backend="gloo", timeout=timedelta(seconds=n)) for n in (1, 2, 3))
+        two = ranks.Ranks(0, 2, 0, CPU, control, storage)  # a rank that is alone has no time-outs
+        two.set_timeout(7)
+        groups = (dist.group.WORLD, control, storage, of_a_mesh)
+        assert [group._get_backend(CPU).options._timeout.total_seconds() for group in groups] == [7, 7, 2, 7]
+    finally:
+        dist.destroy_process_group()
