@@ -91,8 +91,9 @@ def covered() -> dict[Cell, list[str]]:
 
 def parity_modules() -> list[ModuleType]:
     """The test modules that compare configurations with a plain loop."""
-    if str(TESTS) not in sys.path:
-        sys.path.insert(0, str(TESTS))
+    for folder in (TESTS.parent, TESTS):  # as their conftest.py files do
+        if str(folder) not in sys.path:
+            sys.path.insert(0, str(folder))
     return [_loaded(path) for path in sorted(TESTS.glob("test_*.py")) if "\nPARITY" in path.read_text(encoding="utf-8")]
 
 
