@@ -26,7 +26,6 @@ from trainrun.ranks import Ranks
 from trainrun.run import Run
 from trainrun.settings import ModelSettings, TrainSettings
 from trainrun.strategies.ddp import DDP
-from trainrun.strategies.zero import ZeRO
 
 Start = Callable[..., Run]
 ALONE = Ranks(0, 1, 0, torch.device("cpu"), None, None)
@@ -177,7 +176,13 @@ def test_without_a_loss_or_data_a_number_is_asked_for(alone: Start, dataset: str
 
 def test_all_ranks_take_what_the_tightest_of_them_can(ranks: Any, tiny: list[str], dataset: str) -> None:
     common = [*tiny, f"--data={dataset}", "--steps=2"]
-    strategies = (["--strategy=ddp"], ["--strategy=fsdp2"], ["--strategy=fsdp2", "--precision=bf16"], ["--strategy=zero2"])
+    strategies = (
+        ["--strategy=ddp"],
+        ["--strategy=fsdp2"],
+        ["--strategy=fsdp2", "--precision=bf16"],
+        ["--strategy=zero2"],
+        ["--strategy=zero3"],
+    )
     configurations = [[*common, *own, f"--micro_batch={number}"] for own in strategies for number in ("auto", "2")]
     outcomes = ranks("probed", world=2, configurations=configurations)
     assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].log + outcomes[1].log
@@ -185,13 +190,6 @@ def test_all_ranks_take_what_the_tightest_of_them_can(ranks: Any, tiny: list[str
         for automatic, told in zip(outcome.result[::2], outcome.result[1::2], strict=True):
             assert automatic["sizes"] == [2, 2] * 2
             assert automatic == told
-
-
-def test_zero3_asks_for_a_number() -> None:
-    with pytest.raises(
-        ConfigError, match=r'micro_batch is "auto", which cannot be measured under zero3.*Set micro_batch to a num'
-    ):
-        ZeRO(TrainSettings(strategy="zero3"), ALONE).rehearse(None)
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])

@@ -93,14 +93,6 @@ class ZeRO(Strategy):
             forget_old_gradients(self.engine.optimizer)
         self._micro_batches += 1
 
-    def rehearse(self, batch: Any) -> None:
-        if self.stage == 3:  # a pass leaves its mark on the order in which parameters are gathered
-            super().rehearse(batch)
-        # Past the engine: gradients that are asked for, instead of accumulated, set off none of its hooks.
-        loss = self.engine.module("loss", batch)
-        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        torch.autograd.grad(loss, trained, allow_unused=True)
-
     def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float) -> Tensor:
         zero = self.engine.optimizer
         zero.clip_grad = clip_norm if math.isfinite(clip_norm) else 0.0
