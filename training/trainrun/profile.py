@@ -48,6 +48,7 @@ class ProfiledSteps:
             self._begin = step  # later than asked for when the run was resumed in the middle
             devices.record_memory(self._ranks.device, on=True)
             self._profiler = profile(record_shapes=True)  # of the CPU and of the accelerator there is
+            self._progress.make_room()
             self._profiler.start()
 
     def after(self, step: int) -> None:
@@ -67,6 +68,7 @@ class ProfiledSteps:
     def _finish(self, step: int) -> None:
         assert self._profiler is not None
         devices.synchronize(self._ranks.device)
+        self._progress.make_room()
         self._profiler.stop()
         profiler, self._profiler, self._on = self._profiler, None, False
         memory = devices.memory_record(self._ranks.device)

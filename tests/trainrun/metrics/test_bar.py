@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -65,6 +66,19 @@ def test_a_narrow_terminal_gets_less_of_it_and_never_two_lines(terminal: Any, co
     live.update(1, tokens_per_second=1e6, seconds_left=75)
     live.update(60, tokens_per_second=1e6, seconds_left=75)
     assert terminal.screen() == [expected]
+    live.close()
+
+
+def test_a_hidden_bar_makes_room_until_the_next_update(terminal: Any) -> None:
+    terminal.connect()
+    live = opened()
+    live.update(1, tokens_per_second=1.0, seconds_left=1)
+    live.hide()
+    os.write(terminal.stream.fileno(), b"written by a C library\n")  # past Python's streams
+    live.update(2, tokens_per_second=1.0, seconds_left=1)
+    screen = terminal.screen()
+    assert screen[0] == "written by a C library"
+    assert " 2/100 " in screen[1]
     live.close()
 
 

@@ -76,6 +76,11 @@ class Bar:
             self._draw()
             return written
 
+    def hide(self) -> None:
+        """Take the bar away until the next update: for what is about to write past Python."""
+        with self._lock:
+            self._clear()
+
     def close(self) -> None:
         """Take the bar away and give the streams back."""
         with self._lock:

@@ -129,6 +129,11 @@ class Progress:
         if self._ranks.first:
             print(text, file=sys.stderr, flush=True)
 
+    def make_room(self) -> None:
+        """Hide the bar until the next step, from a C library that is about to write."""
+        if self._bar is not None:
+            self._bar.hide()
+
     def close(self) -> None:
         """Take the bar away and close the file; harmless when done already."""
         if self._bar is not None:
