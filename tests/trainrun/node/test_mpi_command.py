@@ -69,7 +69,8 @@ def test_a_node_without_open_mpi_says_where_it_looked_and_how_to_get_it(tmp_path
     with pytest.raises(StepFailed) as caught:
         find_mpirun(job, python="/nonexistent/python", environment={"PATH": f"{tmp_path}/agent"})
     message = str(caught.value)
-    assert f"{tmp_path}/mpich (its mpirun does not run, or is not Open MPI's), {tmp_path}/half (its mpirun" in message
+    assert f"{tmp_path}/mpich (its mpirun will not do: asked for its version it says 'HYDRA build details" in message
+    assert f"{tmp_path}/half (its mpirun will not do: it has neither prted nor orted beside it)" in message
     assert f"/nonexistent, {EFA_FOLDER}, {tmp_path}/agent" in message
     assert "AWS's EFA installer puts it there" in message
 
@@ -83,6 +84,15 @@ def test_the_check_looks_for_mpirun_only_where_it_is_the_launcher(tmp_path, monk
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     job = JobSpec(entry_point="/bin/true", launcher="mpirun")
     assert check_launcher(job, python="/nonexistent/python") == f"Open MPI 5.0.11 ({program})"
+
+
+def test_an_mpirun_without_a_home_is_given_one(tmp_path, monkeypatch):
+    """Under systemd the agent has none, and then Open MPI does not start."""
+    program = an_mpirun(tmp_path / "bin")
+    program.write_text('#!/bin/sh\n[ -d "$HOME" ] && echo "mpirun (Open MPI) 4.1.7"\n')
+    monkeypatch.delenv("HOME")
+    job = JobSpec(entry_point="train.py", launcher="mpirun")
+    assert find_mpirun(job, python=str(tmp_path / "bin/python"), environment={}).program == program
 
 
 def test_only_programs_under_mpirun_can_do_without_torch():

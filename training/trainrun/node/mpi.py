@@ -15,7 +15,7 @@ from trainrun.node.metadata import Identity
 from trainrun.node.mpi_board import Board, Ticket
 from trainrun.node.mpi_command import default_variables, own_variables
 from trainrun.node.mpi_launch import MpiHost, MpiLaunch, MpiMember, MpiNode
-from trainrun.node.mpi_program import find_mpirun
+from trainrun.node.mpi_program import find_mpirun, with_home
 from trainrun.node.mpi_rank import VARIABLE, RankOrder
 from trainrun.node.mpi_ranks import MpiRanks
 from trainrun.node.places import Places
@@ -74,7 +74,7 @@ def mpi_launch(
     node = MpiNode(
         mpirun=find_mpirun(job, python=python, environment=os.environ),
         environment={
-            **environment({**os.environ, **defaults}),
+            **environment({**with_home(os.environ), **defaults}),
             **own_variables(places.mpi),
             VARIABLE: order.to_text(),
             "MASTER_ADDR": claim.address,

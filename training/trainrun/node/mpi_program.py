@@ -19,6 +19,8 @@ from trainrun.spec import JobSpec
 EFA_FOLDER = Path("/opt/amazon/openmpi/bin")
 """Where AWS's EFA installer, and so its deep-learning images, put Open MPI 4."""
 VERSION_SECONDS = 60.0
+MOST_SAID = 200
+"""Characters of what a program says that is not Open MPI's."""
 DAEMONS = ("prted", "orted")
 
 
@@ -48,10 +50,12 @@ def find_mpirun(job: JobSpec, *, python: str, environment: Mapping[str, str]) ->
         if not program.exists():
             seen.append(str(folder))
             continue
-        version = _version(program)
-        if version and any(program.with_name(name).exists() for name in DAEMONS):
+        version, problem = _version(program)
+        if not problem and not any(program.with_name(name).exists() for name in DAEMONS):
+            problem = f"it has neither {' nor '.join(DAEMONS)} beside it"
+        if not problem:
             return Mpirun(program=program, version=version)
-        seen.append(f"{folder} (its mpirun does not run, or is not Open MPI's)")
+        seen.append(f"{folder} (its mpirun will not do: {problem})")
     raise StepFailed(
         f"The job's launcher is mpirun, but there is no Open MPI 4 or 5 here. Looked for mpirun in: {', '.join(seen)}. "
         f"AWS's deep-learning images have it in {EFA_FOLDER}, and AWS's EFA installer puts it there on other images. "
@@ -64,13 +68,26 @@ def _folders(job: JobSpec, *, python: str, environment: Mapping[str, str]) -> It
         yield from (Path(folder).absolute() for folder in text.split(os.pathsep) if folder)
 
 
-def _version(program: Path) -> str:
-    """The version of Open MPI's mpirun; "" for another's, and for one that does not run."""
+def with_home(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment with a HOME, which Open MPI does not start without and a systemd unit does not have."""
+    return {"HOME": str(Path.home()), **environment}
+
+
+def _version(program: Path) -> tuple[str, str]:
+    """The version of Open MPI's mpirun, or what is wrong with it."""
     try:
         done = subprocess.run(
-            [program, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, stdin=subprocess.DEVNULL, check=False
+            [program, "--version"],
+            env=with_home(os.environ),
+            capture_output=True,
+            text=True,
+            timeout=VERSION_SECONDS,
+            stdin=subprocess.DEVNULL,
+            check=False,
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    found = re.search(r"\((?:Open MPI|OpenRTE|PRRTE)\) (\S+)", done.stdout)
-    return found.group(1) if found else ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", str(error)
+    if found := re.search(r"\((?:Open MPI|OpenRTE|PRRTE)\) (\S+)", done.stdout):
+        return found.group(1), ""
+    said = " ".join((done.stderr or done.stdout).split())[:MOST_SAID]
+    return "", f"asked for its version it says {said!r}"
