@@ -78,7 +78,7 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
     ("tp", "fp16"): Tolerance(loss=1e-3, norm=5e-3, parameters=2e-2),
     ("zero", "fp16"): Tolerance(loss=1e-3, norm=5e-3, parameters=2e-2),
 }
-"""By kind of strategy and precision, against the reference in fp32: what rounding does to 50 steps, and about three times that
+"""By kind of strategy and precision, against the reference in fp32: what rounding does to 50 steps, and some times that
 for other machines. A parameter whose gradient is too small for the precision takes a step of another size, for Adam divides by
 the gradient's own size: hence the last column.
 """

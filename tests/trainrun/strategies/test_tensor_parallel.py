@@ -58,6 +58,8 @@ VARIANTS = {
         "tp2+fsdp2-uneven": Configuration((*TP2_FSDP2, "--steps=8", "--micro_batch=2"), masked=True),
         "tp2+fsdp2-meta": Configuration((*TP2_FSDP2, *SHORT, "--model.tied=false"), meta=True),
         "tp2+fsdp2-offload": Configuration((*TP2_FSDP2, *SHORT, *OFFLOAD)),
+        "tp2+fsdp2-offload-bf16": Configuration((*TP2_FSDP2, *SHORT, *OFFLOAD, "--precision=bf16")),
+        "tp2+fsdp2-offload-fp16": Configuration((*TP2_FSDP2, *SHORT, *OFFLOAD, "--precision=fp16")),
         "tp2+fsdp2-full": Configuration((*TP2_FSDP2, *SHORT, "--activation_checkpointing=full")),
         "tp2+fsdp2-selective": Configuration((*TP2_FSDP2, *SHORT, "--activation_checkpointing=selective")),
         "tp2+fsdp2-frozen": Configuration((*TP2_FSDP2, *SHORT), frozen=("embedding.weight", "blocks.0.attention.keys.weight")),

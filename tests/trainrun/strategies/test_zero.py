@@ -86,6 +86,11 @@ VARIANTS = {
         for stage in STAGES
         for precision in ("fp32", "bf16")
     },
+    **{
+        f"zero3-offload-{what}-{precision}": Configuration(("--strategy=zero3", *SHORT, *where, f"--precision={precision}"))
+        for what, where in {"parameters": OFFLOAD_ALL[1:], "all": OFFLOAD_ALL}.items()
+        for precision in ("fp32", "bf16", "fp16")
+    },
     **{f"{stage}-unclipped": Configuration((f"--strategy={stage}", *SHORT, "--optimizer.clip_norm=0")) for stage in STAGES},
     "zero2-round-robin": Configuration(
         ("--strategy=zero2", *SHORT, '--deepspeed={"zero_optimization": {"stage": 2, "round_robin_gradients": true}}')
