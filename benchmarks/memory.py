@@ -66,7 +66,9 @@ def measure(strategy: str, precision: Any, folder: Path) -> dict[str, float]:
     """Bytes a parameter, measured and by theory."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", __file__]
     command += [f"--worker={folder}", f"--strategy={strategy}", f"--precision={precision}"]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    # The allocator would keep what was freed (the model as it was made, 2 to 3 bytes a parameter), and it would count.
+    own = {"OMP_NUM_THREADS": "1", "MALLOC_MMAP_THRESHOLD_": "262144", "MALLOC_TRIM_THRESHOLD_": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **own})
     if done.returncode:
         sys.exit(f"{strategy} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
     ranks = [json.loads(Path(folder, f"{strategy}-{rank}.json").read_text()) for rank in range(RANKS)]

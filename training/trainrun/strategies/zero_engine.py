@@ -18,11 +18,15 @@ from trainrun.config import ConfigError, merge
 from trainrun.deepspeed_json import engine_tuning
 from trainrun.ranks import Ranks, require_group
 from trainrun.settings import TrainSettings
+from trainrun.strategies.units import units
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
-LARGEST_BUCKET = 50_000_000
-"""Elements of gradients that are reduced together (200 MB in fp32): DeepSpeed's own default takes ten times the memory."""
+SMALLEST_BUCKET, LARGEST_BUCKET = 2**22, 2**24
+"""Elements of gradients that are reduced together: those of a layer within these bounds (16 and 64 MiB in fp32). DeepSpeed's
+own default takes thirty times as much."""
+LARGEST_PREFETCH = 50_000_000
+"""Elements of parameters that stage 3 gathers ahead of their use at most, as by DeepSpeed's own default."""
 
 
 def load_deepspeed(ranks: Ranks) -> Any:
@@ -130,11 +134,25 @@ def engine_configuration(settings: TrainSettings, model: nn.Module) -> dict[str,
     if settings.precision != "fp32":
         required["data_types"] = {"grad_accum_dtype": "fp32"}
         required["communication_data_type"] = "fp32"
-    elements = sum(parameter.numel() for parameter in model.parameters())
-    defaults = {"zero_optimization": {"reduce_bucket_size": max(1, min(LARGEST_BUCKET, elements))}}
     document = settings.deepspeed if isinstance(settings.deepspeed, Mapping) else {}
     tuning = engine_tuning(document, stage=zero["stage"], hidden_size=_width(model))
-    return merge(merge(defaults, tuning), required)
+    return merge(merge({"zero_optimization": _sizes(model, zero["stage"])}, tuning), required)
+
+
+def _sizes(model: nn.Module, stage: int) -> dict[str, int]:
+    """Buffers by the size of the model: DeepSpeed's own defaults let stage 3 keep a model of a billion parameters gathered."""
+    everything = _elements(model)
+    unit = max((_elements(unit) for unit in units(model)), default=everything)
+    sizes = {"reduce_bucket_size": max(1, min(everything, LARGEST_BUCKET, max(unit, SMALLEST_BUCKET)))}
+    if stage == 3:
+        sizes["stage3_prefetch_bucket_size"] = min(LARGEST_PREFETCH, unit)
+        sizes["stage3_max_live_parameters"] = 3 * unit  # what computes, what comes next, and what is not let go yet
+        sizes["stage3_max_reuse_distance"] = unit  # the last unit stays for the backward pass, which begins with it
+    return sizes
+
+
+def _elements(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _width(model: nn.Module) -> int | None:
