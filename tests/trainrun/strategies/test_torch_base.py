@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrun.config import ConfigError
@@ -84,6 +85,61 @@ def test_weights_that_train_are_fp32_whatever_the_model_was_made_in() -> None:
     strategy(precision="bf16").prepare(made, optimizer)
     assert {p.dtype for p in made.parameters()} == {torch.float32}
     assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in made.parameters()]
+
+
+class Tied(nn.Module):
+    """Input and output share their weights; a buffer scales the output. Weights and buffer are known by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(2))
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.embedding.weight
+        self.register_buffer("scale", torch.empty(1), persistent=False)
+        self.shapes = {name: tensor.shape for name, tensor in (*self.named_parameters(), *self.named_buffers())}
+        if not self.scale.is_meta:
+            with torch.no_grad():
+                for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+                    tensor.copy_(self.initial(name))
+
+    def initial(self, name: str) -> Tensor:
+        return torch.arange(math.prod(self.shapes[name]), dtype=torch.float32).add(len(name)).sin().view(self.shapes[name])
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x) * self.scale
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_tied_weights_and_buffers_are_alike_in_every_strategy(meta: bool) -> None:
+    losses = []
+    for name in ("ddp", "fsdp2"):
+        with torch.device("meta" if meta else "cpu"):
+            made = Tied()
+        optimizer = torch.optim.SGD(made.parameters(), lr=0.1)
+        prepared = strategy(strategy=name)
+        prepared.prepare(made, optimizer)
+        assert made.head.weight is made.embedding.weight
+        assert [id(p) for p in optimizer.param_groups[0]["params"]] == [id(p) for p in made.parameters()]
+        for _ in range(3):
+            loss = prepared.call("__call__", (torch.arange(6),), {}, last=True).square().sum()
+            prepared.backward(loss, last=True)
+            prepared.update(optimizer, clip_norm=1.0)
+            losses.append(loss.item())
+    assert losses[:3] == losses[3:]
+    assert losses[0] > losses[1] > losses[2]
+
+
+def test_after_an_evaluation_shards_are_shards_again() -> None:
+    made = Tied()
+    prepared = strategy(strategy="fsdp2")
+    prepared.prepare(made, torch.optim.SGD(made.parameters()))
+    with torch.no_grad():
+        prepared.call("__call__", (torch.arange(6),), {}, last=True)
+    assert {type(parameter) for parameter in made.parameters()} == {DTensor}
 
 
 class HostReads(TorchDispatchMode):
