@@ -138,7 +138,7 @@ def test_a_script_that_does_not_know_trainrun_is_run_explained_and_stopped(start
         agent, *ranks = tree
         assert not set(ranks) & set(descendants(node.process.pid)), f"ranks are left below the agent {agent}"
 
-    leaving = other_than_the_host(cluster)
+    leaving = cluster.nodes[cluster.host()] if launcher == 5 else other_than_the_host(cluster)
     asked = time.time()
     leaving.process.terminate()
     assert leaving.process.wait(timeout=PATIENCE) == 0, leaving.log()

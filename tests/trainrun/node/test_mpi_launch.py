@@ -190,6 +190,16 @@ def test_a_host_whose_members_do_not_come_says_so(tmp_path, store):
         assert "1 of at least 2 nodes came to the launch within 1 s (timeouts.rendezvous)" in launch.explanation()
 
 
+def test_daemons_that_cannot_reach_mpirun_are_not_waited_for_without_end(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("trainrun.node.mpi_launch.MEMBERS_SECONDS", 0.1)
+    stage = Stage(tmp_path, store, "host", rendezvous=1)
+    cluster = ClusterSpec(name="c", instance_type="c7i.large", nodes_min=1, nodes_desired=1, nodes_max=1)
+    with MpiHost(stage.node, cluster=cluster, expected=1, last_call=0.0, python="/python") as launch:
+        wait_for(lambda: launch.exit_code() is not None)
+        assert launch.exit_code() != 0
+        assert launch.reason.startswith("No rank has started within 1 s (timeouts.rendezvous) of mpirun.")
+
+
 def test_a_node_that_is_dead_already_is_not_launched_with(host):
     host.board.put_ticket(Ticket.new(node="i-dead", address="127.0.0.1", beacon=closed_port()))
     with host.launch(last_call=0.5):
@@ -205,6 +215,36 @@ def test_a_newcomer_has_the_ranks_asked_and_all_else_ended_after_the_grace(host,
         wait_for(lambda: launch.exit_code() is not None)  # mpirun here hears of nothing
         assert launch.exit_code() != 0
         assert launch.reason == "i-new came; the ranks were asked to save and leave."
+
+
+def test_ranks_that_end_with_0_because_they_were_asked_have_not_ended_the_job(host, member, beacon, monkeypatch):
+    """Megatron-LM does so, for one: it saves at SIGTERM and exits with 0 on all ranks."""
+    monkeypatch.setattr("trainrun.node.mpi_launch.MEMBERS_SECONDS", 0.2)
+    with member.launch() as one, host.launch(nodes_max=3) as other:
+        wait_for((member.folder / "daemon").exists)
+        host.board.put_ticket(Ticket.new(node="i-new", address="127.0.0.1", beacon=beacon.port))
+        wait_for(lambda: other.reason)
+        for stage, what in ((member, "daemon-end"), (host, "end")):
+            stage.rank_ends(0)
+            stage.ends(what)
+        wait_for(lambda: one.exit_code() is not None and other.exit_code() is not None)
+        assert (one.exit_code(), other.exit_code()) == (75, 75)
+        assert other.rank_exit_codes() == [75]
+
+
+@pytest.mark.parametrize("asked", ["by a signal", "by the stop file"])
+def test_a_member_that_was_asked_to_stop_tells_the_host_so(host, member, asked):
+    with member.launch() as one, host.launch() as other:
+        wait_for((member.folder / "daemon").exists)
+        if asked == "by the stop file":
+            member.places.stop_file.touch()
+        else:
+            one._stopping.set()
+        for stage, what in ((member, "daemon-end"), (host, "end")):
+            stage.rank_ends(0)
+            stage.ends(what)
+        wait_for(lambda: one.exit_code() is not None and other.exit_code() is not None)
+        assert (one.exit_code(), other.exit_code()) == (75, 75)
 
 
 def test_a_full_cluster_lets_nobody_else_in(host, member, beacon, monkeypatch):

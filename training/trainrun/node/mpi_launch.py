@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -80,6 +81,7 @@ class MpiLaunch(Launch):
         self._kill()
         self._thread.join(timeout=ENDING_SECONDS)
         kill_descendants(os.getpid())  # ranks whose daemon died are the agent's own children by now
+        shutil.rmtree(self._node.places.mpi, ignore_errors=True)
 
     def exit_code(self) -> int | None:
         return None if self._verdict is None else self._verdict.exit_code
@@ -95,11 +97,16 @@ class MpiLaunch(Launch):
         self._verdict = self._verdict or Verdict(exit_code=-signal.SIGKILL, explanation="It was ended.")
 
     def rank_exit_codes(self) -> list[int]:
-        return [code for code in self._node.ranks.exit_codes() if code]
+        return [code for code in self._exit_codes() if code]
 
     def explanation(self) -> str:
         told = self._verdict.explanation if self._verdict else ""
         return self._node.ranks.explanation() or told or self._said()
+
+    def _exit_codes(self) -> list[int]:
+        """Those of this node's ranks. One that was asked to stop and ended with 0 has stopped too: that is not the job's end."""
+        asked = self._stopping.is_set() or self.reason or self._node.places.stop_file.exists()
+        return [ASKED_TO_STOP if asked and code == 0 else code for code in self._node.ranks.exit_codes()]
 
     @abc.abstractmethod
     def _run(self) -> Verdict:
@@ -187,7 +194,7 @@ class MpiMember(MpiLaunch):
         answer = self._wait_for_answer()
         command = [str(self._node.mpirun.daemon), *answer.arguments]
         code = self._start(command, environment=self._node.environment).wait()
-        codes = ranks.exit_codes()
+        codes = self._exit_codes()
         self._tell(partial(board.put_exit_codes, self._ticket, codes))
         if not ranks.all_ended() or any(codes):
             return Verdict(exit_code=_worst(codes) or code or 1, explanation="")
@@ -269,13 +276,13 @@ class MpiHost(MpiLaunch):
         command = mpirun_command(self._node.mpirun, python=self._python, host_file=hosts, ranks=ranks)
         process = self._start(command, environment=self._node.environment)
         unanswered = {member.address: member for member in members}
-        looked = time.monotonic()
+        begun = looked = time.monotonic()
         give_up = None
         while process.poll() is None:
             self._hand_on(launch, commands, unanswered)
             now = time.monotonic()
             if give_up is None and now - looked > MEMBERS_SECONDS:
-                give_up = self._look(members)
+                give_up = self._look(members, since=begun)
                 looked = time.monotonic()
             if give_up is not None:
                 self._node.ranks.ask_to_stop()
@@ -291,8 +298,14 @@ class MpiHost(MpiLaunch):
             ticket = unanswered.pop(address)
             self._tell(partial(self._node.board.answer, ticket, answer))
 
-    def _look(self, members: list[Ticket]) -> float | None:
+    def _look(self, members: list[Ticket], *, since: float) -> float | None:
         """Whether the launch has to end, for `reason`: until when the ranks of this node may save, or None."""
+        if time.monotonic() - since > self._node.timeouts.rendezvous and not self._node.ranks.have_started():
+            self.reason = (
+                f"No rank has started within {self._node.timeouts.rendezvous} s (timeouts.rendezvous) of mpirun. Its daemons "
+                "connect to it: does the security group allow all traffic between its own members, in and out? See mpirun.log."
+            )
+            return time.monotonic()
         if lost := [member.node for member in members if self._is_lost(member)]:
             self.reason = f"{', '.join(lost)} did not answer for {self._node.timeouts.peer_lost} s."
             return time.monotonic() + ENDING_SECONDS
@@ -320,7 +333,7 @@ class MpiHost(MpiLaunch):
     def _judge(self, code: int, members: list[Ticket]) -> Verdict:
         """How the launch ended. mpirun's own code is not enough to go by (`mpi_rank`)."""
         ranks = self._node.ranks
-        codes = ranks.exit_codes()
+        codes = self._exit_codes()
         if not ranks.all_ended() or any(codes):
             return Verdict(exit_code=_worst(codes) or code or 1, explanation=ranks.explanation() or self._said())
         deadline = time.monotonic() + self._node.timeouts.peer_lost

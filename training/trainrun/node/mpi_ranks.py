@@ -32,6 +32,10 @@ class MpiRanks:
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGTERM)
 
+    def have_started(self) -> bool:
+        """Whether any has."""
+        return any(self.folder.glob("*/pid"))
+
     def exit_codes(self) -> list[int]:
         """Exit codes of the ranks that came to an end of their own; negative ones are signals."""
         return [int(path.read_text()) for path in self._ends()]

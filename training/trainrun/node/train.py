@@ -130,7 +130,7 @@ class Train:
             if reason := regroup.reason or launch.reason:
                 raise StepFailed(f"{reason} The nodes meet anew.")
             codes = launch.rank_exit_codes()
-            if codes and set(codes) == {ASKED_TO_STOP}:
+            if launch.exit_code() == ASKED_TO_STOP or (codes and set(codes) == {ASKED_TO_STOP}):
                 raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
             raise StepFailed(
                 f"{launch.name} ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}"
