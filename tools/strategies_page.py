@@ -179,8 +179,9 @@ torchao 0.18's emulation on a CPU with ddp and fsdp2, but no GPU. `tf32` is for 
 elsewhere.
 
 **Activation checkpointing** and **compile** work on the model's repeated layers (the elements of its `nn.ModuleList` or
-`nn.Sequential` of layers of one class), before they are sharded. Compiling needs a C++ compiler, which is looked for before training. Equal layers share what is
-compiled: on a CPU the first step takes about 20 s more of processor time, whether there are 4 layers or 12.
+`nn.Sequential` of layers of one class), before they are sharded. Compiling needs a C++ compiler, which is looked for before
+training. Equal layers share what is compiled: on a CPU the first step takes about 20 s more of processor time, whether there
+are 4 layers or 12.
 
 ## How well they agree
 

@@ -65,7 +65,9 @@ def convert_to_fp8(units: Sequence[nn.Module], device: torch.device) -> None:
     try:
         from torchao.float8 import convert_to_float8_training
     except ImportError:
-        raise ConfigError(['precision is "fp8", which needs torchao: pip install "traincluster[fp8]". Or set precision to "bf16".']) from None
+        raise ConfigError(
+            ['precision is "fp8", which needs torchao: pip install "traincluster[fp8]". Or set precision to "bf16".']
+        ) from None
     converted = 0
 
     def fits(module: nn.Module, name: str) -> bool:
