@@ -7,6 +7,7 @@ import json
 import math
 import re
 import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 
 from trainrun.checkpoint.parts import cover
 from trainrun.config import ConfigError
+from trainrun.models.huggingface import HuggingFaceModel
 from trainrun.ranks import Ranks, leave
 from trainrun.settings import TrainSettings
 from trainrun.settle import settle
@@ -389,11 +391,24 @@ def test_ux_02_auto_sizes_follow_from_the_models_width() -> None:
     zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_prefetch_bucket_size": "auto"}
     settings = settings_of(f"--deepspeed={json.dumps({'zero_optimization': zero})}")
     wide = nn.Linear(2, 2)
-    wide.config = type("Config", (), {"hidden_size": 4096})()
+    wide.config = types.SimpleNamespace(hidden_size=4096)
     found = engine_configuration(settings, wide)["zero_optimization"]
     assert (found["reduce_bucket_size"], found["stage3_prefetch_bucket_size"]) == (16777216, 15099494)
     with pytest.raises(ConfigError, match=r"deepspeed\.zero_optimization\.reduce_bucket_size is 'auto'"):
         engine_configuration(settings, nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(("kind", "width"), [("LlamaConfig", "hidden_size"), ("GPT2Config", "n_embd")])
+def test_ux_02_auto_sizes_follow_from_the_width_of_a_model_that_is_fine_tuned(kind: str, width: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    zero = {"stage": 3, "reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+    settings = settings_of(f"--deepspeed={json.dumps({'zero_optimization': zero})}")
+    layers = {"LlamaConfig": {"num_hidden_layers": 1, "intermediate_size": 8}, "GPT2Config": {"n_layer": 1}}[kind]
+    config = getattr(transformers, kind)(vocab_size=9, **{width: 96}, **layers)
+    with torch.device("meta"):
+        model = HuggingFaceModel(transformers.AutoModelForCausalLM.from_config(config), "causal")
+    found = engine_configuration(settings, model)["zero_optimization"]
+    assert (found["reduce_bucket_size"], found["stage3_param_persistence_threshold"]) == (96 * 96, 960)
 
 
 def test_buffers_follow_from_the_size_of_the_model() -> None:

@@ -34,6 +34,11 @@ class HuggingFaceModel(nn.Module):
         super().__init__()
         self.model, self.task = model, task
 
+    @property
+    def config(self) -> Any:
+        """The configuration of transformers, by which a strategy knows the model's sizes."""
+        return self.model.config
+
     def forward(self, batch: Batch) -> Tensor:
         """Logits: (sequences, length, vocabulary), or (sequences, classes)."""
         if self.task == "causal":  # no token sees the padding, which comes after all of them

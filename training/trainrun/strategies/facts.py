@@ -70,8 +70,11 @@ def hidden_size_of(model: nn.Module) -> int | None:
 
 
 def _configuration(model: nn.Module) -> Mapping[str, Any] | None:
-    to_dict = getattr(getattr(model, "config", None), "to_dict", None)
-    return to_dict() if callable(to_dict) else None
+    config = getattr(model, "config", None)
+    to_dict = getattr(config, "to_dict", None)
+    if callable(to_dict):
+        return dict(to_dict())
+    return config if isinstance(config, Mapping) else getattr(config, "__dict__", None)
 
 
 def count(module: nn.Module) -> int:

@@ -18,6 +18,7 @@ from trainrun.config import ConfigError, merge
 from trainrun.deepspeed_json import engine_tuning
 from trainrun.ranks import Ranks, require_group
 from trainrun.settings import TrainSettings
+from trainrun.strategies.facts import hidden_size_of
 from trainrun.strategies.units import units
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
@@ -135,7 +136,7 @@ def engine_configuration(settings: TrainSettings, model: nn.Module) -> dict[str,
         required["data_types"] = {"grad_accum_dtype": "fp32"}
         required["communication_data_type"] = "fp32"
     document = settings.deepspeed if isinstance(settings.deepspeed, Mapping) else {}
-    tuning = engine_tuning(document, stage=zero["stage"], hidden_size=_width(model))
+    tuning = engine_tuning(document, stage=zero["stage"], hidden_size=hidden_size_of(model))
     return merge(merge({"zero_optimization": _sizes(model, zero["stage"])}, tuning), required)
 
 
@@ -153,13 +154,3 @@ def _sizes(model: nn.Module, stage: int) -> dict[str, int]:
 
 def _elements(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _width(model: nn.Module) -> int | None:
-    """The size of the residual stream, as models of transformers and the bundled GPT tell it."""
-    configuration = getattr(model, "config", None)
-    for place, name in ((configuration, "hidden_size"), (getattr(model, "settings", None), "width")):
-        width = getattr(place, name, None)
-        if isinstance(width, int):
-            return width
-    return None
