@@ -36,8 +36,16 @@ def test_errors_name_the_source_and_the_nearest_setting(tmp_path: Path) -> None:
         settle(tmp_path / "s.json", [])
     with pytest.raises(ConfigError, match=r"Unknown setting 'model\.widht'.*Did you mean 'width'"):
         settle(None, ["--model.widht=3"])
-    with pytest.raises(ConfigError, match="is not an override"):
-        settle(None, ["--steps", "3"])
+
+
+def test_arguments_that_are_no_overrides_say_how_to_write_them() -> None:
+    with pytest.raises(ConfigError) as raised:
+        settle(None, ["--strategy", "zero2", "--compile", "--seed=1", "-x"])
+    assert raised.value.problems == (
+        "'--strategy zero2' lacks an equals sign. Write --strategy=zero2.",
+        "'--compile' is not an override. Write --name=value, for example --steps=500.",
+        "'-x' is not an override. Write --name=value, for example --steps=500.",
+    )
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,14 @@ def overrides_to_mapping(arguments: Iterable[str]) -> dict[str, Any]:
     """
     mapping: dict[str, Any] = {}
     problems = []
-    for argument in arguments:
+    waiting = list(arguments)
+    while waiting:
+        argument = waiting.pop(0)
         name, equals, text = argument.removeprefix("--").partition("=")
+        if argument.startswith("--") and name and not equals and waiting and not waiting[0].startswith("--"):
+            value = waiting.pop(0)
+            problems.append(f"'{argument} {value}' lacks an equals sign. Write {argument}={value}.")
+            continue
         if not argument.startswith("--") or not equals or not name:
             problems.append(f"{argument!r} is not an override. Write --name=value, for example --steps=500.")
             continue
