@@ -9,16 +9,11 @@ a model of your own, copy this file and change what you need.
 
 from __future__ import annotations
 
-import sys
-
 import torch
 
 import trainrun
-from trainrun.config import ConfigError
-from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
 from trainrun.optimizer import bundled
-from trainrun.store import StoreError
 
 
 def main() -> None:
@@ -38,7 +33,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ConfigError, CheckpointError, StoreError, FloatingPointError, MemoryError) as error:
-        sys.exit(f"trainrun.pretrain: {error}")
+    main()

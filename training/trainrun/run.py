@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from trainrun import devices, stop
+from trainrun import complaints, devices, stop
 from trainrun.checkpoint.state import TrainState
 from trainrun.config import ConfigError
 from trainrun.data.dataset import TRAIN, Described, open_dataset
@@ -33,7 +33,7 @@ from trainrun.profile import ProfiledSteps
 from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
-from trainrun.settle import settle
+from trainrun.settle import settle, usage
 from trainrun.strategies.auto import resolve
 from trainrun.strategies.base import Strategy
 from trainrun.strategies.choose import strategy_of
@@ -53,10 +53,19 @@ def start(path: str | Path | None = None, arguments: Sequence[str] | None = None
             the node's RunSpec (named by ``$TRAINRUN_SPEC``) and then ``arguments``.
         arguments: ``--a.b=c`` overrides, after an optional settings file; by default those of the command line.
 
+    From here on an error of trainrun's that nobody catches is told in sentences, without a traceback, and once for all ranks
+    (`trainrun.complaints`). ``--help`` among the arguments ends the process with a list of the settings.
+
     Raises:
         ConfigError: a setting that is unknown or wrong.
     """
-    settings = settle(path, sys.argv[1:] if arguments is None else arguments)
+    told = complaints.install()
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if {"--help", "-h"} & set(arguments):
+        if os.environ.get("RANK", "0") == "0":
+            print(usage(Path(sys.argv[0]).name))
+        raise SystemExit(0)
+    settings = settle(path, arguments)
     ranks = join(
         timeout_seconds=settings.first_collective_timeout_seconds,
         storage_timeout_seconds=settings.checkpoint.timeout_seconds + LONGEST_STORAGE_WAIT,
@@ -64,7 +73,9 @@ def start(path: str | Path | None = None, arguments: Sequence[str] | None = None
     )
     seed_everything(settings.seed)  # the same everywhere, so that every rank makes the same model
     state_directory = Path(os.environ["TRAINRUN_STATE"]) if os.environ.get("TRAINRUN_STATE") else None
-    return Run(settings, ranks, state_directory)
+    run = Run(settings, ranks, state_directory)
+    told.concerning(run)
+    return run
 
 
 class Run:
@@ -92,6 +103,11 @@ class Run:
         self._peaks: list[float] = []
         self._loss = torch.zeros((), device=ranks.device)
         self._norm: Tensor | float = torch.zeros((), device=ranks.device)
+
+    @property
+    def saved_step(self) -> int | None:
+        """The step of the newest checkpoint that this process knows of; None without one."""
+        return None if self._state is None or self._state.saved_step < 0 else self._state.saved_step
 
     def prepare(
         self, model: nn.Module, optimizer: AnyOptimizer, *, weights: Weights | None = None
@@ -145,6 +161,7 @@ class Run:
             dataset.tokens(TRAIN),
             vocabulary=dataset.description.vocabulary,
             fingerprint=dataset.description.fingerprint,
+            tokenizer=dataset.description.tokenizer,
             batch_tokens=self.settings.batch_tokens,
             sequence_length=sequence_length or self.settings.sequence_length,
             micro_batch=self._micro_batch,

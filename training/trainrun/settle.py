@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,21 @@ from trainrun.config import ConfigError, merge, overrides_to_mapping
 from trainrun.settings import TrainSettings
 from trainrun.settings.layers import train_settings, with_documents
 from trainrun.spec import RunSpec
+
+USAGE = """Usage: {program} [settings.yaml] [--name=value ...]
+
+Settings, of which each can be given as --name=value, and one of a section as --section.name=value:
+
+{names}
+
+What they mean and their defaults: docs/settings.md. An unknown one is an error that names the nearest.
+Under torchrun, arguments that torchrun would take for its own come after "--": torchrun ... {program} -- --run=NAME"""
+
+
+def usage(program: str) -> str:
+    """What ``--help`` says."""
+    names = ", ".join(each.name for each in dataclasses.fields(TrainSettings))
+    return USAGE.format(program=program, names=textwrap.fill(names, 100, initial_indent="  ", subsequent_indent="  "))
 
 
 def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
