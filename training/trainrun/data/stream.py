@@ -12,6 +12,7 @@ from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
 from trainrun.data.feed import Feed, Positions
 from trainrun.data.order import Indices, sequence_at
+from trainrun.data.tokenizer import BYTES
 from trainrun.ranks import Ranks
 
 PLACES_AT_ONCE = 1024
@@ -63,6 +64,7 @@ class TokenStream(Stream):
         tokens: the training split.
         vocabulary: token ids are below it; for whoever builds a model.
         fingerprint: identifies the dataset across restarts.
+        tokenizer: its name, which checkpoints record for whoever generates text or evaluates.
         batch_tokens: tokens per optimizer step over all ranks.
         sequence_length: tokens per sequence.
         micro_batch: most sequences per rank in one forward pass.
@@ -78,6 +80,7 @@ class TokenStream(Stream):
         *,
         vocabulary: int,
         fingerprint: str,
+        tokenizer: str = BYTES,
         batch_tokens: int,
         sequence_length: int,
         micro_batch: int,
@@ -94,9 +97,12 @@ class TokenStream(Stream):
             raise ConfigError(
                 [f"The dataset has {len(tokens)} tokens, a sequence needs {sequence_length + 1}. Set sequence_length lower."]
             )
-        self._tokens, self._seed = tokens, seed
+        self._tokens, self._seed, self._tokenizer = tokens, seed, tokenizer
         self._offsets = np.arange(sequence_length + 1)
         self._places: tuple[int, Indices] = 0, np.empty((0, self.share), dtype=np.uint64)
+
+    def state(self) -> dict[str, Any]:
+        return {**super().state(), "tokenizer": self._tokenizer}
 
     @property
     def valid_tokens(self) -> int:
