@@ -175,6 +175,19 @@ def test_ux_02_auto_takes_the_users_settings():
     assert (settings.batch_tokens, settings.micro_batch) == (4096, 2)
 
 
+def test_what_auto_became_is_told_in_one_line():
+    settings = read(TRAINER_ZERO3, batch_tokens=4096, optimizer={"learning_rate": 2e-5})
+    told = [remark for remark in remarks(settings) if "auto" in remark]
+    assert len(told) == 1
+    assert told[0].startswith('"auto" in the DeepSpeed file became: precision fp32 (--precision=bf16 or fp16 decides), ')
+    for value in ("optimizer.learning_rate 2e-05", "optimizer.beta2 0.95", "optimizer.weight_decay 0.1", "steps 1000"):
+        assert f", {value}, " in told[0]
+    assert told[0].endswith(", batch_tokens 4096, micro_batch 8.")
+    assert told[0].count("learning_rate") == 1, "of lr and of warmup_max_lr"
+    assert "precision bf16, " in remarks(read(TRAINER_ZERO3, precision="bf16"))[0]
+    assert not any("auto" in remark for remark in remarks(read(SQUAD)))
+
+
 def test_a_squad_file_becomes_the_settings_that_it_means():
     settings = read(SQUAD, sequence_length=384)
     assert (settings.strategy, settings.precision) == ("ddp", "fp16"), "without zero_optimization every rank has a replica"
@@ -275,8 +288,9 @@ def test_ux_05_offload_with_a_clients_optimizer_is_accepted():
 def test_ux_05_without_the_switch_the_update_is_on_the_cpu_all_the_same():
     settings = read(ZERO2_OFFLOAD)
     assert (settings.strategy, settings.sharding.offload_optimizer) == ("zero2", "cpu")
-    assert remarks(settings.deepspeed, strategy="zero2") == []
-    (remark,) = remarks({**ZERO2_OFFLOAD, "zero_force_ds_cpu_optimizer": True}, strategy="zero2")
+    (auto,) = remarks(settings)
+    (_, remark) = remarks(read({**ZERO2_OFFLOAD, "zero_force_ds_cpu_optimizer": True}))
+    assert "zero_force" not in auto
     assert "torch's fused AdamW" in remark
 
 
@@ -367,7 +381,7 @@ def test_the_schedules_peak_comes_before_the_optimizers_rate_as_in_deepspeed():
         "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 3e-5, "warmup_type": "linear"}},
     }
     assert read(document).optimizer.learning_rate == 3e-5
-    (remark,) = remarks(document, strategy="ddp")
+    (remark,) = remarks(read(document))
     assert "warmup_max_lr (3e-05) is the peak, not deepspeed.optimizer.params.lr (1e-05)" in remark
 
 

@@ -155,7 +155,7 @@ def test_any_json_is_read_or_refused_in_sentences_that_name_a_key(document, rank
         assert all("deepspeed." in problem or "nvme" in problem for problem in error.problems)
     else:
         assert from_mapping(TrainSettings, to_mapping(settings)) == settings
-        assert all(isinstance(remark, str) for remark in remarks(document, strategy=settings.strategy))
+        assert all(isinstance(remark, str) for remark in remarks(settings))
         JobSpec(entry_point="train.py", configuration={"deepspeed": document})
 
 

@@ -140,7 +140,7 @@ class Run:
             self.event("strategy", chosen=self.settings.strategy, reason=choice.reason)
         require_host_memory(self.settings, self.ranks, model)
         assert isinstance(self.settings.deepspeed, dict)
-        for remark in remarks(self.settings.deepspeed, strategy=self.settings.strategy):
+        for remark in remarks(self.settings):
             self._progress.say(remark)
 
     def tokens(self, url: str | None = None, *, sequence_length: int | None = None) -> TokenStream:

@@ -21,9 +21,7 @@ WARMUP_STEPS = 1000
 
 def read_optimizer(top: Section, into: Translation) -> None:
     """`optimizer.name` and its numbers."""
-    clip = top.take(number(0), "gradient_clipping", auto=True)
-    if clip not in (None, AUTO):
-        into.say("optimizer.clip_norm", clip, top.where("gradient_clipping"))
+    _say_number(top, into, "gradient_clipping", "optimizer.clip_norm", number(0))
     block = top.section("optimizer")
     if block is None:
         return
@@ -55,7 +53,7 @@ def _read_numbers(parameters: Section, into: Translation, *, muon: bool) -> None
     betas = parameters.take(_betas, "betas", auto=True)
     for name in ("beta1", "beta2"):
         if betas == AUTO:
-            into.implied.pop(f"optimizer.{name}", None)
+            into.leave(f"optimizer.{name}")
         elif betas is not None:
             into.say(f"optimizer.{name}", betas[name == "beta2"], parameters.where("betas"))
     # how it is computed: torch's fused AdamW in either case
@@ -88,7 +86,7 @@ def _betas(value: Any) -> tuple[float, float]:
 def _say_number(section: Section, into: Translation, key: str, setting: str, kind: Kind) -> None:
     value = section.take(kind, key, auto=True)
     if value == AUTO:
-        into.implied.pop(setting, None)
+        into.leave(setting)
     elif value is not None:
         into.say(setting, value, section.where(key))
 

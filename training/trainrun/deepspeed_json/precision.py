@@ -18,7 +18,9 @@ def read_precision(top: Section, into: Translation) -> None:
         into.problems.append("deepspeed.fp16.enabled and deepspeed.bf16.enabled are both true. Switch one of them off.")
     elif on:
         into.say("precision", on[0], f"deepspeed.{on[0]}.enabled")
-    elif off := [name for name, value in enabled.items() if value is False and AUTO not in enabled.values()]:
+    elif AUTO in enabled.values():
+        into.leave("precision")
+    elif off := [name for name, value in enabled.items() if value is False]:
         into.say("precision", "fp32", f"deepspeed.{off[0]}.enabled")
 
 

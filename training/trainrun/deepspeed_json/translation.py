@@ -30,6 +30,8 @@ class Translation:
     """Values that follow from DeepSpeed's own defaults; a setting of the user's comes before them."""
     tuning: dict[str, Any] = field(default_factory=dict)
     """What only DeepSpeed's engine understands, with its "auto" values."""
+    automatic: list[str] = field(default_factory=list)
+    """Dotted names of the settings that the file leaves to trainrun by "auto"; sizes of a batch are in ``batch``."""
     notes: list[str] = field(default_factory=list)
     """What has another effect here than in DeepSpeed, as sentences."""
     batch: BatchSizes = field(default_factory=BatchSizes)
@@ -45,6 +47,12 @@ class Translation:
             )
             return
         self.said[setting] = Said(value, path)
+
+    def leave(self, setting: str) -> None:
+        """Record that the file leaves a setting to trainrun, so that DeepSpeed's own default does not count."""
+        self.implied.pop(setting, None)
+        if setting not in self.automatic:
+            self.automatic.append(setting)
 
     def tune(self, values: Mapping[str, Any], *path: str) -> None:
         """Hand keys to the engine, below a path of its configuration."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from trainrun.config import ConfigError
+from trainrun.deepspeed_json.batch import NAMES
 from trainrun.deepspeed_json.section import AUTO
 from trainrun.deepspeed_json.translate import translate
+from trainrun.deepspeed_json.translation import Translation
 from trainrun.deepspeed_json.zero import BY_WIDTH
+from trainrun.settings.train import TrainSettings
 
 ZERO = "zero_optimization"
 
@@ -55,11 +59,22 @@ def by_width(hidden_size: int) -> dict[str, int]:
     return dict(zip(BY_WIDTH, sizes, strict=True))
 
 
-def remarks(document: Mapping[str, Any], *, strategy: str) -> list[str]:
-    """What of a DeepSpeed file has another effect here than there, as sentences for whoever starts the run."""
-    translation = translate(document)
+def remarks(settings: TrainSettings) -> list[str]:
+    """What became of "auto" in the DeepSpeed file of a run, and what of it has another effect here than there, as sentences."""
+    assert isinstance(settings.deepspeed, Mapping)
+    translation, strategy = translate(settings.deepspeed), settings.strategy
     idle = sorted(name for name in translation.tuning.get(ZERO, {}))
     unused = (
         [f"deepspeed.{ZERO}: {', '.join(idle)} have no effect on strategy {strategy!r}."] if idle and strategy == "ddp" else []
     )
-    return [*translation.notes, *unused]
+    return [*_became(translation, settings), *translation.notes, *unused]
+
+
+def _became(translation: Translation, settings: TrainSettings) -> Iterator[str]:
+    step = "batch_examples" if settings.batch_examples else "batch_tokens"
+    sizes = [setting for name, setting in zip(NAMES, (step, "micro_batch"), strict=False) if name in translation.batch.automatic]
+    values = [f"{setting} {attrgetter(setting)(settings)}" for setting in (*translation.automatic, *sizes)]
+    if "precision fp32" in values:
+        values[values.index("precision fp32")] += " (--precision=bf16 or fp16 decides)"
+    if values:
+        yield f'"auto" in the DeepSpeed file became: {", ".join(values)}.'
