@@ -335,7 +335,7 @@ def test_offload_that_the_stage_does_not_have_is_refused(zero, wanted):
 @pytest.mark.parametrize("value", [0, -5, 9437184.6, True, "5e8", float("inf"), [1]])
 def test_ux_06_a_bucket_of_nothing_or_of_a_part_is_refused_with_its_key(value):
     (problem,) = problems({"zero_optimization": {"stage": 2, "reduce_bucket_size": value}})
-    assert problem.startswith("deepspeed.zero_optimization.reduce_bucket_size is ")
+    assert problem.startswith("ds.json: deepspeed.zero_optimization.reduce_bucket_size is ")
     assert "Allowed: a whole number, 1 or more, or 'auto'" in problem
 
 
@@ -497,7 +497,23 @@ def test_a_file_is_found_beside_the_settings_and_named_in_messages(tmp_path):
     with pytest.raises(ConfigError) as caught:
         settle(tmp_path / "train.json", ["--strategy=ddp"])
     assert "but strategy is 'ddp' in the command line" in str(caught.value)
-    assert f"in {tmp_path / 'train.json'} makes" in str(caught.value)
+    assert f"deepspeed.zero_optimization.stage in {tmp_path / 'ds.json'} makes" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        settle(tmp_path / "train.json", ["--deepspeed.zero_optimization.stage=3", "--strategy=ddp"])
+    assert "deepspeed.zero_optimization.stage in the command line makes" in str(caught.value)
+
+
+def test_keys_that_are_wrong_are_said_with_the_file_that_holds_them(tmp_path):
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2, "stagee": 3}, "tensorboard": {"enabled": True}}))
+    with pytest.raises(ConfigError) as caught:
+        settle(None, [f"--deepspeed={file}", "--steps=3"])
+    unknown, refused = caught.value.problems
+    assert unknown.startswith(f"{file}: deepspeed.zero_optimization.stagee is no key of DeepSpeed that trainrun knows.")
+    assert refused.startswith(f"{file}: deepspeed.tensorboard is 'set'")
+    (tmp_path / "train.json").write_text(json.dumps({"deepspeed": {"stagee": 3}}))
+    with pytest.raises(ConfigError, match=r"train\.json: deepspeed\.stagee is no key"):
+        settle(tmp_path / "train.json", ["--steps=3"])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainrun.config import ConfigError, merge, overrides_to_mapping
 from trainrun.settings import TrainSettings
-from trainrun.settings.layers import train_settings, with_documents
+from trainrun.settings.layers import document_path, train_settings, with_documents
 from trainrun.spec import RunSpec
 
 USAGE = """Usage: {program} [settings.yaml] [--name=value ...]
@@ -45,18 +45,21 @@ def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
     arguments = list(arguments)
     if arguments and not arguments[0].startswith("-"):
         files.append(arguments.pop(0))
-    layers = [(str(file), with_documents(read_mapping(Path(file)), folder=Path(file).parent)) for file in files]
+    layers = [(str(file), read_mapping(Path(file)), Path(file).parent) for file in files]
     if os.environ.get("TRAINRUN_SPEC"):
-        layers.append(("the run specification", _of_spec(Path(os.environ["TRAINRUN_SPEC"]))))
-    layers.append(("the command line", with_documents(overrides_to_mapping(arguments), folder=Path())))
+        layers.append(("the run specification", _of_spec(Path(os.environ["TRAINRUN_SPEC"])), Path()))
+    layers.append(("the command line", overrides_to_mapping(arguments), Path()))
     mapping: dict[str, Any] = {}
     origins: dict[str, str] = {}
-    for name, layer in layers:
+    for name, given, folder in layers:
+        layer = with_documents(given, folder=folder)
         mapping = merge(mapping, layer)
         origins.update(dict.fromkeys(_dotted(layer), name))
+        if document := document_path(given, folder=folder):
+            origins.update(dict.fromkeys(_dotted({"deepspeed": layer["deepspeed"]}), str(document)))
     return train_settings(
         mapping,
-        source=", ".join(name for name, layer in layers if layer) or "the settings",
+        source=", ".join(name for name, given, _ in layers if given) or "the settings",
         origins=origins,
         ranks=int(os.environ.get("WORLD_SIZE", "1")),
     )

@@ -17,7 +17,8 @@ def with_deepspeed(given: Mapping[str, Any], *, origins: Mapping[str, str], rank
 
     Args:
         given: the settings that the user gives, ``deepspeed`` among them; without it they are returned as they are.
-        origins: by a setting's dotted name, or "" for all others, where it is given; for messages.
+        origins: by a dotted name, also of a key of the file or of all below it, or "" for all others, where it is given; for
+            messages.
         ranks: how many ranks there are; None while that is not known, and then batch sizes that depend on it stay as they are.
 
     Raises:
@@ -28,7 +29,8 @@ def with_deepspeed(given: Mapping[str, Any], *, origins: Mapping[str, str], rank
         return dict(given)
     translation = translate(document)
     _add_batch(translation, given, origins, ranks)
-    problems = [*translation.problems, *_contradictions(translation, given, origins)]
+    wrong = [f"{_origin(origins, _key(problem))}: {problem}" for problem in translation.problems]
+    problems = [*wrong, *_contradictions(translation, given, origins)]
     if problems:
         raise ConfigError(problems)
     below: dict[str, Any] = {}
@@ -59,13 +61,21 @@ def _contradictions(translation: Translation, given: Mapping[str, Any], origins:
         ours = value_at(given, setting)
         if ours is not None and not _same(ours, said.value):
             yield (
-                f"{said.path} in {_origin(origins, 'deepspeed')} makes {setting} {said.value!r}, but {setting} is {ours!r} in "
-                f"{_origin(origins, setting)}. Change one of them."
+                f"{said.path} in {_origin(origins, _key(said.path))} makes {setting} {said.value!r}, "
+                f"but {setting} is {ours!r} in {_origin(origins, setting)}. Change one of them."
             )
 
 
-def _origin(origins: Mapping[str, str], setting: str) -> str:
-    return origins.get(setting) or origins.get("", "the settings")
+def _key(text: str) -> str:
+    """The dotted name with which a text begins."""
+    return text.split(maxsplit=1)[0]
+
+
+def _origin(origins: Mapping[str, str], name: str) -> str:
+    """Where a setting, or a key of the file, is given: what is known of the nearest that it is in."""
+    while name and name not in origins:
+        name = name.rpartition(".")[0]
+    return origins.get(name, "the settings")
 
 
 def _same(ours: Any, theirs: Any) -> bool:

@@ -20,7 +20,7 @@ def train_settings(
     Args:
         given: fields of `TrainSettings` that differ from their defaults. A ``deepspeed`` path has been read (`with_documents`).
         source: what they were read from, for messages.
-        origins: by dotted name, where a setting is given, if not in ``source``.
+        origins: by dotted name, where a setting (or all of a section) is given, if not in ``source``.
         ranks: how many there are; None at synth, where the rules look at batch sizes that depend on it.
 
     Raises:
@@ -39,7 +39,11 @@ def with_documents(given: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read or is not JSON.
     """
+    path = document_path(given, folder=folder)
+    return dict(given) if path is None else {**given, "deepspeed": read_document(path)}
+
+
+def document_path(given: Mapping[str, Any], *, folder: Path) -> Path | None:
+    """The DeepSpeed file that settings name, None where they name none."""
     path = given.get("deepspeed")
-    if not isinstance(path, str) or not path:
-        return dict(given)
-    return {**given, "deepspeed": read_document(folder / path)}
+    return folder / path if isinstance(path, str) and path else None
