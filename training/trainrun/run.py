@@ -317,7 +317,7 @@ class Run:
             tokens=self.tokens_done,
             waited=self._waited,
             skipped=self._skipped,
-            strategy=self.settings.strategy,
+            settings=self.settings,
         )
 
     @property

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrun.metrics import lines
-from trainrun.metrics.console import duration, scaled, sized, step_line, summary_line
+from trainrun.metrics.console import duration, scaled, sized, spread_of, step_line, summary_line
+from trainrun.settings import ShardingSettings, TrainSettings
 
 
 def test_a_file_is_full_after_so_many_lines_and_each_line_is_there_at_once(
@@ -44,29 +45,44 @@ RECORD: dict[str, Any] = {
 
 
 def test_a_step_is_one_line() -> None:
-    assert step_line(RECORD) == (
+    assert step_line(RECORD, spread="fsdp2") == (
         "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%  1:15 left  data 0.3%  mem 61.24 GiB  "
         "8 x fsdp2 x bf16  mfu by 6N+12Lhs"
     )
 
 
 def test_a_line_says_no_mfu_where_there_is_none_and_skipped_steps_in_fp16_only() -> None:
-    line = step_line({**RECORD, "mfu": None, "mfu_convention": None, "precision": "fp16", "strategy": "ddp"})
+    line = step_line({**RECORD, "mfu": None, "mfu_convention": None, "precision": "fp16"}, spread="ddp+tp2")
     assert line == (
         "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  1:15 left  data 0.3%  mem 61.24 GiB  skipped 2  "
-        "8 x ddp x fp16"
+        "8 x ddp+tp2 x fp16"
     )
 
 
+@pytest.mark.parametrize(
+    ("strategy", "sharding", "spread"),
+    [
+        ("ddp", {"tensor_parallel": 2}, "ddp+tp2"),
+        ("fsdp2", {}, "fsdp2"),
+        ("fsdp2", {"shard_size": 4, "tensor_parallel": 2}, "fsdp2/4+tp2"),
+        ("zero3", {"offload_optimizer": "cpu"}, "zero3+cpu"),
+        ("zero3", {"offload_optimizer": "nvme", "offload_parameters": "cpu", "nvme_path": "/local"}, "zero3+cpu+nvme"),
+    ],
+)
+def test_a_line_says_how_the_model_is_spread(strategy: Any, sharding: dict[str, Any], spread: str) -> None:
+    assert spread_of(TrainSettings(strategy=strategy, sharding=ShardingSettings(**sharding))) == spread
+
+
 def test_80_columns_hold_what_matters_most() -> None:
-    assert step_line(RECORD, width=80) == "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%"
+    line = step_line(RECORD, spread="fsdp2", width=80)
+    assert line == "step   30/1000  loss 1.2346  lr 3.0e-03  norm 0.50  81.2k tok/s  mfu 41.2%"
 
 
 @given(width=st.integers(1, 200))
 def test_a_line_is_never_wider_than_the_terminal(width: int) -> None:
-    line = step_line(RECORD, width=width)
+    line = step_line(RECORD, spread="fsdp2", width=width)
     assert len(line) <= width
-    assert step_line(RECORD).startswith(line)
+    assert step_line(RECORD, spread="fsdp2").startswith(line)
 
 
 def test_the_last_line_sums_up() -> None:

@@ -111,8 +111,8 @@ def test_the_mfu_is_flops_over_the_peak_of_all_ranks(
     assert "MFU: 6P = 6GFLOP a token, over 989TFLOP/s for each NVIDIA H100 80GB HBM3 in bf16." in capsys.readouterr().err
     progress.begin(waited=1.0)
     progress.step(1, tokens=400_000)
-    fields = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "skipped": 0, "strategy": "ddp"}
-    progress.report(1, waited=1.5, **fields)
+    fields = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "skipped": 0}
+    progress.report(1, waited=1.5, settings=TrainSettings(strategy="ddp"), **fields)
     progress.finish(1, skipped=0)
     line, finished = (json.loads(text) for path in tmp_path.iterdir() for text in path.open())
     assert line["mfu"] == pytest.approx(200_000 * 6e9 / (4 * 989e12))
@@ -125,8 +125,8 @@ def test_other_ranks_keep_silent(tmp_path: Path, capsys: pytest.CaptureFixture[s
     progress.describe(ModelFlops(1.0, "6P"))
     progress.begin(waited=0.0)
     progress.step(1, tokens=1)
-    fields = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "skipped": 0, "strategy": "ddp"}
-    progress.report(1, waited=0.0, **fields)
+    fields = {"loss": 1.0, "learning_rate": 1.0, "gradient_norm": 1.0, "tokens": 1, "skipped": 0}
+    progress.report(1, waited=0.0, settings=TrainSettings(strategy="ddp"), **fields)
     progress.finish(1, skipped=0)
     assert capsys.readouterr() == ("", "")
     assert list(tmp_path.iterdir()) == []

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from trainrun.settings import TrainSettings
 
-def step_line(record: dict[str, Any], *, width: int | None = None) -> str:
+
+def step_line(record: dict[str, Any], *, spread: str, width: int | None = None) -> str:
     """The line of a metrics record.
 
     Args:
         record: as `docs/metrics.md` describes it.
+        spread: what `spread_of` says.
         width: columns there are. Fields that do not fit are left out, the last first; None keeps all.
     """
     step, steps, mfu = record["step"], record["steps"], record["mfu"]
@@ -24,10 +27,20 @@ def step_line(record: dict[str, Any], *, width: int | None = None) -> str:
         f"data {100 * record['data_wait']:.1f}%",
         f"mem {sized(record['memory_bytes'])}",
         *([f"skipped {record['skipped']}"] if record["precision"] == "fp16" else []),
-        f"{record['world']} x {record['strategy']} x {record['precision']}",
+        f"{record['world']} x {spread} x {record['precision']}",
         *([] if mfu is None else [f"mfu by {record['mfu_convention']}"]),
     ]
     return fitting(fields, width)
+
+
+def spread_of(settings: TrainSettings) -> str:
+    """How the model is spread: "ddp+tp2" (tensor parallelism), "fsdp2/8" (hybrid, shards of 8), "zero3+cpu" (offload)."""
+    sharding = settings.sharding
+    shards = f"/{sharding.shard_size}" if sharding.shard_size else ""
+    split = f"+tp{sharding.tensor_parallel}" if sharding.tensor_parallel > 1 else ""
+    places = {sharding.offload_optimizer, sharding.offload_parameters}
+    offload = "".join(f"+{place}" for place in ("cpu", "nvme") if place in places)
+    return f"{settings.strategy}{shards}{split}{offload}"
 
 
 def summary_line(record: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from trainrun import devices
 from trainrun.metrics.bar import Bar, open_bar
 from trainrun.metrics.clock import Clock
-from trainrun.metrics.console import scaled, step_line, summary_line
+from trainrun.metrics.console import scaled, spread_of, step_line, summary_line
 from trainrun.metrics.flops import ModelFlops, peak_flops
 from trainrun.metrics.lines import MetricLines
 from trainrun.ranks import Ranks
@@ -75,9 +75,13 @@ class Progress:
         tokens: int,
         waited: float,
         skipped: int,
-        strategy: str,
+        settings: TrainSettings,
     ) -> None:
-        """The metric line of a step that the device has done."""
+        """The metric line of a step that the device has done.
+
+        Args:
+            settings: as they are by now, without "auto".
+        """
         lap = self.clock.lap(waited)
         record = {
             "step": step,
@@ -94,13 +98,14 @@ class Progress:
             "seconds_per_step": lap.seconds / lap.steps,
             "seconds_left": (self._settings.steps - step) * self.clock.seconds_per_step,
             "world": self._ranks.size,
-            "strategy": strategy,
+            "strategy": settings.strategy,
             "precision": self._settings.precision,
         }
         if self._lines is not None:
             self._lines.write(record)
         if self._ranks.first:
-            print(step_line(record, width=None if self._bar is None else self._bar.columns), flush=True)
+            width = None if self._bar is None else self._bar.columns
+            print(step_line(record, spread=spread_of(settings), width=width), flush=True)
 
     def finish(self, step: int, *, skipped: int, **details: Any) -> None:
         """All steps are done: the "finished" event and the last line."""
