@@ -21,6 +21,13 @@ def on_device(strategy, parameters, ranks, **offload):
     return memory.model_states(strategy, parameters, ranks=ranks, precision="bf16", **offload).device / GB
 
 
+@pytest.mark.parametrize(
+    ("size", "text"), [(458e3, "0.458 MB"), (999.4e6, "999 MB"), (999.9e6, "1 GB"), (42.94e9, "42.9 GB"), (1234e9, "1,234 GB")]
+)
+def test_a_size_is_readable(size, text):
+    assert memory.readable_size(size) == text
+
+
 def test_ux_08_8b_on_8_devices_of_40_gib():
     device = 40 * 2**30 / GB
     assert on_device("zero1", LLAMA_3_8B, 8) == pytest.approx(44.2, abs=0.05)

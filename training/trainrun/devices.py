@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainrun.config import ConfigError
+from trainrun.words import counted
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ def of_rank(*, local_rank: int, local_size: int) -> torch.device:
     if count < local_size:
         raise ConfigError(
             [
-                f"This machine shows {count} {accelerator.type} devices to {local_size} ranks, one device each. Start "
+                f"This machine shows {counted(count, f'{accelerator.type} device')} to {counted(local_size, 'rank')}, "
+                "one for each. Start "
                 f"torchrun with --nproc-per-node={count}, or make the others visible (CUDA_VISIBLE_DEVICES, "
                 "NEURON_RT_VISIBLE_CORES)."
             ]

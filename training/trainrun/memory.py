@@ -26,8 +26,10 @@ LIVE_UNITS = 2
 """Units that are gathered at once: the one at work and the next."""
 
 
-def gigabytes(size: float) -> str:
-    """A size for people, in the units of GPUs' and papers' tables (10^9 bytes)."""
+def readable_size(size: float) -> str:
+    """A size for people, in the units of GPUs' and papers' tables (10^9 bytes, or 10^6)."""
+    if size < 1e9:
+        return f"{size / 1e6:.3g} MB" if size < 0.9995e9 else "1 GB"
     return f"{size / 1e9:,.0f} GB" if size >= 1e11 else f"{size / 1e9:.3g} GB"
 
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from trainrun import devices
 from trainrun.config import ConfigError
+from trainrun.words import counted
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ def join(*, timeout_seconds: float, storage_timeout_seconds: float, tensor_paral
     rank, size, local_rank = (int(os.environ.get(name, default)) for name, default in _TORCHRUN)
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", local_rank + 1))
     if size % tensor_parallel:
-        raise ConfigError([f"sharding.tensor_parallel is {tensor_parallel}, which does not divide the {size} ranks."])
+        raise ConfigError([f"sharding.tensor_parallel is {tensor_parallel}, which does not divide {counted(size, 'rank')}."])
     device = devices.of_rank(local_rank=local_rank, local_size=local_size)
     if size == 1:
         return Ranks(rank, size, local_rank, device, None, None, tensor_parallel, local_size)

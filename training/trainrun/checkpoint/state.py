@@ -35,6 +35,7 @@ from trainrun.ranks import Ranks, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
 from trainrun.strategies.base import Strategy
+from trainrun.words import counted
 
 if TYPE_CHECKING:
     from trainrun.run import Run
@@ -265,8 +266,8 @@ class TrainState:
             split, split_now = commit.mesh.get("tensor", 1), self._ranks.tensor_parallel
             otherwise = "" if split == split_now else f", and tensor_parallel was {split}, now {split_now}"
             self._say(
-                f"The checkpoint was written by {commit.world} ranks, now there are {self._ranks.size}{otherwise}: random "
-                "streams (dropout) do not go on, they are seeded anew. Data order and all else go on."
+                f"The checkpoint was written by {counted(commit.world, 'rank')}, now there are {self._ranks.size}{otherwise}: "
+                "random streams (dropout) do not go on, they are seeded anew. Data order and all else go on."
             )
 
     def _load_values(self, values: dict[str, Any], commit: Commit) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from trainrun.store import StoreKeyMissing, open_store
+from trainrun.words import counted
 
 
 def add_to(commands: Any) -> None:
@@ -53,4 +54,4 @@ def _line(row: dict[str, Any]) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(row["time"]))
     judgement = f"  DAMAGED: {row['damage']}" if "damage" in row else "  verified" if "verified" in row else ""
     size = f"{row['tokens']:>15,} tokens  {row['bytes']:>15,} bytes"
-    return f"step {row['step']:>9}  {when} UTC  {size}  {row['world']} ranks{judgement}"
+    return f"step {row['step']:>9}  {when} UTC  {size}  {counted(row['world'], 'rank')}{judgement}"

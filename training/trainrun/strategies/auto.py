@@ -10,10 +10,11 @@ from torch import nn
 
 from trainrun import devices, memory
 from trainrun.config import ConfigError
-from trainrun.memory import gigabytes
+from trainrun.memory import readable_size
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 from trainrun.strategies.facts import Model, describe
+from trainrun.words import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +49,17 @@ def choose(settings: TrainSettings, model: Model, machine: Machine) -> Choice:
     needs: list[str] = []
     for name, shards in _candidates(settings, machine):
         need = _need(settings, model, name, shards)
-        what = name if name == "ddp" else f"fsdp2 over {shards} ranks"
+        what = name if name == "ddp" else f"fsdp2 over {counted(shards, 'rank')}"
         if need <= machine.memory:
             kept = f"; {needs[-1]} would not fit" if needs else ""
             reason = (
-                f"Strategy {what}: it takes about {gigabytes(need)} of {gigabytes(machine.memory)} a rank for "
+                f"Strategy {what}: it takes about {readable_size(need)} of {readable_size(machine.memory)} a rank for "
                 f"{model.parameters:,} parameters{_unknown(model)}{kept}."
             )
             shard_size = shards if name == "fsdp2" and shards < machine.ranks else 0
             sharding = replace(settings.sharding, shard_size=shard_size)
             return Choice(replace(settings, strategy=name, sharding=sharding), reason)
-        needs.append(f"{what} ({gigabytes(need)})")
+        needs.append(f"{what} ({readable_size(need)})")
     raise ConfigError([_nothing_fits(settings, model, machine, needs)])
 
 
@@ -129,7 +130,8 @@ def _nothing_fits(settings: TrainSettings, model: Model, machine: Machine, needs
         helps.append('sharding.offload_optimizer and offload_parameters "cpu" (slower)')
     return (
         f'Nothing that strategy "auto" chooses among fits: {model.parameters:,} parameters and a micro-batch take '
-        f"about {', '.join(needs)} on each of {machine.ranks} ranks, which have {gigabytes(machine.memory)}. What helps: "
+        f"about {', '.join(needs)} a rank, and {counted(machine.ranks, 'rank')} with {readable_size(machine.memory)} each "
+        f"{'is' if machine.ranks == 1 else 'are'} there. What helps: "
         f"{', '.join(helps) or 'a smaller model'}. To try it all the same, name the strategy."
     )
 

@@ -7,10 +7,11 @@ from torch import nn
 
 from trainrun import devices, memory
 from trainrun.config import ConfigError
-from trainrun.memory import gigabytes
+from trainrun.memory import readable_size
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 from trainrun.strategies.facts import count
+from trainrun.words import counted
 
 
 def require_host_memory(settings: TrainSettings, ranks: Ranks, model: nn.Module) -> None:
@@ -34,8 +35,8 @@ def require_host_memory(settings: TrainSettings, ranks: Ranks, model: nn.Module)
         shards = sharding.shard_size or ranks.data_size
         raise ConfigError(
             [
-                f"Offload needs {gigabytes(needed)} of this machine's memory for its {ranks.local_size} ranks ({count(model):,} "
-                f"parameters divided among {shards}), which has {gigabytes(there)}. Use more nodes, a type with more memory, or "
-                '"nvme" with strategy zero3.'
+                f"Offload needs {readable_size(needed)} of this machine's memory for its {counted(ranks.local_size, 'rank')} "
+                f"({count(model):,} parameters divided among {shards}), which has {readable_size(there)}. Use more nodes, a type "
+                'with more memory, or "nvme" with strategy zero3.'
             ]
         )

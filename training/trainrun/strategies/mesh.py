@@ -6,6 +6,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from trainrun.config import ConfigError
 from trainrun.ranks import Ranks, require_group
+from trainrun.words import counted
 
 
 def mesh_of(ranks: Ranks, *, shard_size: int) -> DeviceMesh:
@@ -22,7 +23,10 @@ def mesh_of(ranks: Ranks, *, shard_size: int) -> DeviceMesh:
     if ranks.data_size % size:
         allowed = ", ".join(str(n) for n in range(1, min(ranks.data_size, 1024) + 1) if ranks.data_size % n == 0)
         raise ConfigError(
-            [f"sharding.shard_size is {size}, which does not divide {ranks.data_size} ranks. Allowed: 0 (all), {allowed}."]
+            [
+                f"sharding.shard_size is {size}, which does not divide {counted(ranks.data_size, 'rank')}. "
+                f"Allowed: 0 (all), {allowed}."
+            ]
         )
     sizes = {"replicate": ranks.data_size // size, "shard": size, "tensor": ranks.tensor_parallel}
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
