@@ -50,6 +50,12 @@ def make_bert(folder: Path) -> Path:
     return folder
 
 
+def make_tokenizer(folder: Path, *, more: int = 0) -> Path:
+    """The Llama's tokenizer alone, with ``more`` words: "w0", "w1" and so on."""
+    _tokenizer("<s> $A", "<s>", more=more).save_pretrained(folder)
+    return folder
+
+
 def write_sums(path: Path) -> Path:
     """55 prompts and completions of different lengths: "one plus two is" -> "three"."""
     sums = [(a, b) for a in range(10) for b in range(10 - a)]
@@ -69,8 +75,9 @@ def write_films(path: Path) -> Path:
     return path
 
 
-def _tokenizer(template: str, *special: str) -> PreTrainedTokenizerFast:
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+def _tokenizer(template: str, *special: str, more: int = 0) -> PreTrainedTokenizerFast:
+    words = [*WORDS, *(f"w{number}" for number in range(more))]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.post_processor = processors.TemplateProcessing(
         single=template, special_tokens=[(word, WORDS.index(word)) for word in special]

@@ -16,6 +16,7 @@ from trainrun.checkpoint.read import load_into
 from trainrun.checkpoint.tensors import model_tensors
 from trainrun.config import ConfigError, from_mapping
 from trainrun.data.batch import IGNORED, Batch
+from trainrun.data.tokenizer import BYTES
 from trainrun.models.gpt import GPT
 from trainrun.settings import TrainSettings
 from trainrun.store import Store
@@ -23,6 +24,10 @@ from trainrun.store import Store
 Tokens = np.ndarray[Any, np.dtype[Any]]
 
 WINDOWS_PER_BATCH = 32
+LOGITS_AT_ONCE = 2**28
+"""Of all windows of a batch, where this leaves at least one: 1 GiB in fp32."""
+PAIRS_AT_ONCE = 2**24
+"""Pairs of tokens that are sorted together."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,11 @@ def restore_gpt(store: Store, commit: Commit) -> GPT:
     return gpt.eval()
 
 
+def tokenizer_name(commit: Commit) -> str:
+    """That of the tokens on which a commit's model was trained; bytes where none is recorded, since there was no other then."""
+    return str(commit.data.get("tokenizer", BYTES))
+
+
 def bits_per_byte(gpt: GPT, tokens: Tokens, *, text_bytes: int, progress: Callable[[float], None] = lambda share: None) -> float:
     """The model's bits for all but the first of ``tokens``, by the bytes of text that they stand for.
 
@@ -61,12 +71,13 @@ def bits_per_byte(gpt: GPT, tokens: Tokens, *, text_bytes: int, progress: Callab
     """
     stride = max(1, gpt.context // 2)
     windows = [_window(tokens, start, gpt.context, stride) for start in range(0, max(1, len(tokens) - 1 - stride), stride)]
+    at_once = min(WINDOWS_PER_BATCH, max(1, LOGITS_AT_ONCE // (gpt.context * gpt.embedding.weight.shape[0])))
     nats = 0.0
     with torch.no_grad():
-        for first in range(0, len(windows), WINDOWS_PER_BATCH):
-            inputs, targets = zip(*windows[first : first + WINDOWS_PER_BATCH], strict=True)
+        for first in range(0, len(windows), at_once):
+            inputs, targets = zip(*windows[first : first + at_once], strict=True)
             nats += float(gpt.loss(Batch(torch.from_numpy(np.stack(inputs)), torch.from_numpy(np.stack(targets)))))
-            progress(min(1.0, (first + WINDOWS_PER_BATCH) / len(windows)))
+            progress(min(1.0, (first + at_once) / len(windows)))
     return nats / math.log(2) / text_bytes
 
 
@@ -76,18 +87,33 @@ def count_models(train: Tokens, held_out: Tokens, *, vocabulary: int, text_bytes
     The bigram falls back on the unigram as far as its context is new (Witten and Bell 1991): with c tokens of t kinds
     seen after a, p(b | a) = (count(a, b) + t p(b)) / (c + t).
     """
-    counts = np.bincount(train, minlength=vocabulary) + 1.0
+    pairs, times = _count_pairs(train, vocabulary)
+    followed = np.bincount(pairs // vocabulary, weights=times, minlength=vocabulary)
+    counts = followed + 1
+    counts[train[-1]] += 1  # nothing follows the last token
     unigram = counts / counts.sum()
-    pairs = np.bincount(train[:-1].astype(np.int64) * vocabulary + train[1:], minlength=vocabulary**2)
-    pairs = pairs.reshape(vocabulary, vocabulary)
-    kinds = (pairs > 0).sum(axis=1, keepdims=True)
-    kinds[kinds == 0] = 1  # never seen: nothing but the unigram
-    bigram = (pairs + kinds * unigram) / (pairs.sum(axis=1, keepdims=True) + kinds)
-    before, after = held_out[:-1], held_out[1:]
-    return NGrams(
-        unigram=float(-np.log2(unigram[after]).sum() / text_bytes),
-        bigram=float(-np.log2(bigram[before, after]).sum() / text_bytes),
-    )
+    kinds = np.maximum(1, np.bincount(pairs // vocabulary, minlength=vocabulary))  # never seen: nothing but the unigram
+    before, after = held_out[:-1].astype(np.int64), held_out[1:].astype(np.int64)
+    wanted = before * vocabulary + after
+    places = np.searchsorted(pairs, wanted)
+    seen = np.where(np.append(pairs, -1)[places] == wanted, np.append(times, 0)[places], 0)
+    bigram = (seen + kinds[before] * unigram[after]) / (followed[before] + kinds[before])
+    return NGrams(unigram=float(-np.log2(unigram[after]).sum() / text_bytes), bigram=float(-np.log2(bigram).sum() / text_bytes))
+
+
+def _count_pairs(tokens: Tokens, vocabulary: int) -> tuple[Tokens, Tokens]:
+    """The pairs (a, b) of neighbours that occur, as a x ``vocabulary`` + b in ascending order, and how often each does.
+
+    A table of all pairs would not fit into memory where tokens are parts of words; those that occur do.
+    """
+    pairs, times = np.empty(0, np.int64), np.empty(0, np.int64)
+    for start in range(0, len(tokens) - 1, PAIRS_AT_ONCE):
+        part = tokens[start : start + PAIRS_AT_ONCE + 1].astype(np.int64)
+        more, more_times = np.unique(part[:-1] * vocabulary + part[1:], return_counts=True)
+        both = np.concatenate([pairs, more])
+        pairs, places = np.unique(both, return_inverse=True)
+        times = np.bincount(places, weights=np.concatenate([times, more_times])).astype(np.int64)
+    return pairs, times
 
 
 def _window(tokens: Tokens, start: int, context: int, stride: int) -> tuple[Tokens, Tokens]:

@@ -13,8 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
 import torch
 
+from trainrun import evaluation
 from trainrun.__main__ import main
 from trainrun.data.dataset import HELD_OUT, TRAIN, open_dataset
 from trainrun.evaluation import bits_per_byte, count_models
@@ -53,6 +55,39 @@ def test_from_text_on_s3_to_a_trained_model(
     assert capsys.readouterr().out == f"the {text}\n"
 
 
+def test_a_model_of_other_tokens_than_bytes_is_evaluated_and_speaks_through_its_tokenizer(
+    tiny: list[str], ranks: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, data, run = tmp_path / "texts", str(tmp_path / "data"), str(tmp_path / "runs/run")
+    texts.mkdir()
+    for number in range(8):
+        (texts / f"{number}").write_text("the film is good " * 300)
+    tokenizer = str(tiny_models.make_tokenizer(tmp_path / "tokenizer"))
+    assert main(["tokens", str(texts), "--out", data, "--tokenizer", tokenizer, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["vocabulary"] == len(tiny_models.WORDS)
+    arguments = [*tiny, f"--data={data}", "--steps=100", "--optimizer.learning_rate=1e-2", "--model.vocabulary=100"]
+    (outcome,) = ranks("train", world=1, arguments=[*arguments, f"--checkpoint.location={tmp_path / 'runs'}"])
+    assert outcome.code == 0, outcome.log
+
+    assert main(["evaluate", "--checkpoint", run, "--data", data, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["held_out_bytes"] == len("the film is good " * 300)
+    assert result["model_bits_per_byte"] < result["unigram_bits_per_byte"] < 1  # 2 bits for about 4 bytes
+
+    generate = ["generate", "--checkpoint", run, "--prompt", "the film", "--tokens", "4", "--temperature", "0"]
+    assert main([*generate, "--tokenizer", tokenizer]) == 0
+    assert capsys.readouterr().out == "the film is good the film\n"
+    for wrong in ([], ["--tokenizer", str(tiny_models.make_tokenizer(tmp_path / "other", more=1))]):
+        assert main([*generate, *wrong]) == 1
+        assert "was trained on tokens of sha256:" in capsys.readouterr().err
+    assert main([*generate, "--tokenizer", str(tmp_path / "none")]) == 1
+    assert "There is no folder" in capsys.readouterr().err
+
+    assert main(["tokens", str(texts), "--out", str(tmp_path / "bytes")]) == 0
+    assert main(["evaluate", "--checkpoint", run, "--data", str(tmp_path / "bytes")]) == 1
+    assert "holds those of bytes: the same ids mean other text" in capsys.readouterr().err
+
+
 def test_damage_and_absence_are_told_and_fail(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "ls", str(tmp_path)]) == 1
     assert "There is no checkpoint" in capsys.readouterr().err
@@ -80,6 +115,17 @@ def test_counting_models_are_probabilities(dataset: str) -> None:
         bits[1] -= math.log2((np.count_nonzero(followers == after) + kinds * unigram[after]) / (len(followers) + kinds))
     assert found.unigram == pytest.approx(bits[0] / 299)
     assert found.bigram == pytest.approx(bits[1] / 299)
+
+
+def test_counting_models_of_large_vocabularies_need_no_table_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renamed tokens give the same bits, but for the unigram's added counts; and pieces the same as the whole."""
+    generator = np.random.default_rng(0)
+    train, held_out = (generator.integers(0, 5, size).astype(np.uint32) for size in (1000, 100))
+    far = np.array([0, 7, 65_536, 100_000, 128_255], dtype=np.uint32)
+    found = count_models(far[train], far[held_out], vocabulary=128_256, text_bytes=99)
+    assert found.bigram == pytest.approx(count_models(train, held_out, vocabulary=5, text_bytes=99).bigram, rel=0.2)
+    monkeypatch.setattr(evaluation, "PAIRS_AT_ONCE", 7)
+    assert count_models(far[train], far[held_out], vocabulary=128_256, text_bytes=99) == found
 
 
 @pytest.mark.parametrize("count", [2, 7, 16, 17, 18, 100, 129])

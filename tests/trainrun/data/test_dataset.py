@@ -12,11 +12,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_models
+import torch
 
 from trainrun.config import ConfigError
 from trainrun.data import cache
 from trainrun.data.dataset import HELD_OUT, TRAIN, open_dataset
-from trainrun.data.write import decode, encode, find_documents, write_dataset
+from trainrun.data.stream import TokenStream
+from trainrun.data.tokenizer import decode, encode, tokenizer_of
+from trainrun.data.write import find_documents, write_dataset
+from trainrun.ranks import Ranks
 from trainrun.store import StoreError, open_store
 
 
@@ -39,6 +44,7 @@ def test_every_byte_of_every_file_is_there_once(corpus: Path, dataset: str) -> N
 def test_any_bytes_survive() -> None:
     assert decode(encode(b"caf\xc3\xa9\x00\n").tolist()) == "café\x00\n"
     assert decode(encode(b"\xff").tolist()) == "\N{REPLACEMENT CHARACTER}"
+    assert decode([97, 257, 128255]) == "a" + 2 * "\N{REPLACEMENT CHARACTER}"  # a model may have more rows than the data need
 
 
 def test_the_same_files_give_the_same_bytes_wherever_they_lie(corpus: Path, tmp_path: Path) -> None:
@@ -48,6 +54,70 @@ def test_the_same_files_give_the_same_bytes_wherever_they_lie(corpus: Path, tmp_
     a, b = ({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in "ab")
     assert a == b
     assert len(a) == 3
+
+
+def test_at_byte_level_the_dataset_is_what_it_always_was(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a").write_bytes(b"caf\xc3\xa9\xff")
+    (tmp_path / "texts/b").write_bytes(b"")
+    description = write(tmp_path / "texts", str(tmp_path / "d"), held_out=0)
+    assert open_dataset(str(tmp_path / "d")).tokens(TRAIN).tolist() == [*b"caf\xc3\xa9\xff", 256, 256]
+    assert description.fingerprint == "bcb9d733af5ec191a4d3a22c024e5bd5faa3ae61d932c903128e85b1e66126dd"
+
+
+def texts_of_words(folder: Path) -> Path:
+    (folder / "texts").mkdir()
+    (folder / "texts/a").write_text("the film is good")
+    (folder / "texts/b").write_text("w70000 plus w1")
+    return folder / "texts"
+
+
+@pytest.mark.parametrize(("more", "dtype"), [(2**16 - 24, "uint16"), (2**16 - 23, "uint32"), (70_001, "uint32")])
+def test_a_tokenizer_of_hugging_face_ends_each_document_and_sets_the_width(tmp_path: Path, more: int, dtype: str) -> None:
+    tokenizer = tokenizer_of(str(tiny_models.make_tokenizer(tmp_path / "t", more=more)))
+    texts = texts_of_words(tmp_path)
+    one, two = (write(texts, str(tmp_path / name), tokenizer=tokenizer, held_out=0) for name in ("one", "two"))
+    assert one == two
+    assert (one.tokenizer, one.vocabulary, one.dtype) == (tokenizer.name, len(tiny_models.WORDS) + more, dtype)
+    tokens = open_dataset(str(tmp_path / "one")).tokens(TRAIN)
+    assert tokens.dtype == dtype
+    word = {word: number for number, word in enumerate(tiny_models.WORDS)}
+    last = len(word) + 70_000 if more == 70_001 else word["[UNK]"]
+    a = [word[w] for w in ("<s>", "the", "film", "is", "good", "</s>")]
+    b = [word["<s>"], last, word["plus"], len(word) + 1, word["</s>"]]
+    assert tokens.tolist() == a + b
+    split = one.splits[TRAIN]
+    assert (split.tokens, split.documents, split.bytes) == (11, 2, len("the film is good" + "w70000 plus w1"))
+    assert write(texts, str(tmp_path / "bytes"), held_out=0).fingerprint != one.fingerprint
+
+
+def test_the_stream_reads_ids_beyond_16_bits(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(str(tiny_models.make_tokenizer(tmp_path / "t", more=70_001)))
+    description = write(texts_of_words(tmp_path), str(tmp_path / "d"), tokenizer=tokenizer, held_out=0)
+    data = TokenStream(
+        open_dataset(str(tmp_path / "d")).tokens(TRAIN),
+        vocabulary=description.vocabulary,
+        fingerprint=description.fingerprint,
+        tokenizer=description.tokenizer,
+        **{"batch_tokens": 10, "sequence_length": 10, "micro_batch": 1, "seed": 0},
+        ranks=Ranks(0, 1, 0, torch.device("cpu"), None, None),
+    )
+    (batch,) = data.micro_batches()
+    assert batch.inputs.dtype == torch.int64
+    assert batch.inputs.max().item() == len(tiny_models.WORDS) + 70_000 < data.vocabulary
+    assert data.state()["tokenizer"] == tokenizer.name
+
+
+def test_tokenizers_without_an_end_and_texts_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    texts = texts_of_words(tmp_path)
+    without_end = tokenizer_of(str(tiny_models.make_bert(tmp_path / "bert")))
+    with pytest.raises(ConfigError, match="has no eos_token, so that nothing would end a document"):
+        write(texts, str(tmp_path / "d"), tokenizer=without_end)
+    (texts / "latin").write_bytes(b"caf\xe9")
+    tokenizer = tokenizer_of(str(tiny_models.make_tokenizer(tmp_path / "t")))
+    with pytest.raises(ConfigError, match=r"latin is not UTF-8 \(byte 3\)"):
+        write(texts, str(tmp_path / "d"), tokenizer=tokenizer, held_out=0)
+    assert not (tmp_path / "d").exists()
 
 
 def test_what_is_there_already_is_the_same_or_an_error(corpus: Path, tmp_path: Path) -> None:

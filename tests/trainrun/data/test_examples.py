@@ -19,8 +19,8 @@ from trainrun.data.batch import IGNORED
 from trainrun.data.examples import EXAMPLES, Examples, ExamplesDescription, open_examples
 from trainrun.data.examples_stream import ExampleStream
 from trainrun.data.examples_write import write_examples
-from trainrun.data.tokenizer import ByteTokenizer, tokenizer_of
-from trainrun.data.write import END_OF_DOCUMENT, find_documents
+from trainrun.data.tokenizer import END_OF_DOCUMENT, ByteTokenizer, tokenizer_of
+from trainrun.data.write import find_documents
 from trainrun.ranks import Ranks
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from trainrun.config import ConfigError
 from trainrun.store import open_store
 
 
@@ -27,12 +28,19 @@ def act(options: argparse.Namespace) -> int:
     from trainrun.checkpoint.digest import model_digest
     from trainrun.checkpoint.read import newest_good
     from trainrun.data.dataset import HELD_OUT, TRAIN, open_dataset
-    from trainrun.evaluation import bits_per_byte, count_models, restore_gpt
+    from trainrun.evaluation import bits_per_byte, count_models, restore_gpt, tokenizer_name
 
     started = time.monotonic()
     store = open_store(options.checkpoint)
     commit, gpt = newest_good(store, lambda commit: restore_gpt(store, commit), warn=_warn)
     dataset = open_dataset(options.data)
+    if tokenizer_name(commit) != dataset.description.tokenizer:
+        raise ConfigError(
+            [
+                f"The checkpoint was trained on tokens of {tokenizer_name(commit)}, {options.data} holds those of "
+                f"{dataset.description.tokenizer}: the same ids mean other text. Name a dataset of the same tokenizer."
+            ]
+        )
     if commit.data.get("fingerprint") != dataset.description.fingerprint:
         _warn(f"The checkpoint was trained on another dataset than {options.data}: its held-out text may have been trained on.")
     split, held_out = dataset.split(HELD_OUT), dataset.tokens(HELD_OUT)

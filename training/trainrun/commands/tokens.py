@@ -6,14 +6,18 @@ import argparse
 import sys
 from typing import Any
 
+from trainrun.data.tokenizer import BYTES, tokenizer_of
 from trainrun.data.write import find_documents, write_dataset
 
 
 def add_to(commands: Any) -> None:
     """Add the command's parser."""
-    parser = commands.add_parser("tokens", help="write a byte-level token dataset from text files")
+    parser = commands.add_parser("tokens", help="write a token dataset from text files")
     parser.add_argument("sources", nargs="+", metavar="SOURCE", help="a file, or a directory of files")
     parser.add_argument("--out", required=True, metavar="URL", help="where to: a directory or s3://bucket/prefix")
+    parser.add_argument(
+        "--tokenizer", default=BYTES, metavar="DIR", help="folder of a Hugging Face tokenizer or model (default: bytes)"
+    )
     parser.add_argument("--glob", default="**/*", help="which files of a directory are taken (default: all, at any depth)")
     parser.add_argument("--held-out", type=float, default=0.05, help="share of the bytes kept for evaluation, in whole files")
     parser.add_argument("--json", action="store_true", help="print the dataset's description as JSON")
@@ -22,6 +26,7 @@ def add_to(commands: Any) -> None:
 
 def act(options: argparse.Namespace) -> int:
     """Write the dataset."""
+    tokenizer = tokenizer_of(options.tokenizer)
     documents = find_documents(options.sources, pattern=options.glob)
     total = sum(document.size for document in documents)
     done = [0]
@@ -31,7 +36,7 @@ def act(options: argparse.Namespace) -> int:
         if sys.stderr.isatty():
             print(f"\r{100 * done[0] // total:3}%  {done[0]:,} of {total:,} bytes", end="", file=sys.stderr, flush=True)
 
-    description = write_dataset(documents, options.out, held_out=options.held_out, progress=progress)
+    description = write_dataset(documents, options.out, tokenizer=tokenizer, held_out=options.held_out, progress=progress)
     if sys.stderr.isatty():
         print(file=sys.stderr)
     if options.json:

@@ -61,6 +61,7 @@ class Description(Described):
     """What ``dataset.json`` says."""
 
     tokenizer: str
+    """Its name: see `trainrun.data.tokenizer.Tokenizer`."""
     vocabulary: int
     """Token ids are below it."""
     dtype: Literal["uint8", "uint16", "uint32"]

@@ -1,4 +1,4 @@
-"""From text files to a token dataset, at byte level: token = byte, and one more token that ends each document.
+"""From text files to a token dataset, by a tokenizer, whose end-of-text token ends each document.
 
 The same files give the same dataset, byte for byte, wherever it is made: documents are known by their path inside
 their source, read in the order of these names, and put into a split by the digest of their name.
@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Literal
 
 import numpy as np
 
 from trainrun.config import ConfigError
 from trainrun.data.cache import file_digest
 from trainrun.data.dataset import DESCRIPTION, HELD_OUT, TRAIN, Described, Description, Split
+from trainrun.data.tokenizer import ByteTokenizer, Tokenizer
 from trainrun.store import StoreKeyMissing, open_store
-
-END_OF_DOCUMENT = 256
-VOCABULARY = 257
-DTYPE: Final = "uint16"
 
 
 @dataclass(frozen=True)
@@ -84,27 +81,40 @@ def split_documents(documents: Sequence[Document], held_out: float) -> dict[str,
 
 
 def write_dataset(
-    documents: Sequence[Document], url: str, *, held_out: float = 0.05, progress: Callable[[int], None] = lambda size: None
+    documents: Sequence[Document],
+    url: str,
+    *,
+    tokenizer: Tokenizer | None = None,
+    held_out: float = 0.05,
+    progress: Callable[[int], None] = lambda size: None,
 ) -> Description:
     """Tokenize ``documents`` and write the dataset to ``url``, a directory or ``s3://bucket/prefix``.
 
     Args:
         documents: from `find_documents`.
         url: where. What lies there already must be this very dataset.
+        tokenizer: bytes by default. The description holds its name and its vocabulary.
         held_out: share of the bytes kept from training, for evaluation; 0 makes no such split.
         progress: told the bytes of each document when it is done.
 
     Raises:
-        ConfigError: another dataset is there, or the files cannot be split.
+        ConfigError: another dataset is there, the files cannot be split or are not UTF-8 where the tokenizer needs it, or the
+            tokenizer has no token that ends a document.
     """
+    tokenizer = tokenizer or ByteTokenizer()
+    if tokenizer.end < 0:
+        raise ConfigError(["The tokenizer has no eos_token, so that nothing would end a document. Name one that has."])
+    dtype = _smallest_dtype(tokenizer.vocabulary)
     splits: dict[str, Split] = {}
     with tempfile.TemporaryDirectory(prefix="trainrun-tokens-") as directory:
         paths = {}
         for name, members in split_documents(documents, held_out).items():
             path = Path(directory, name)
-            splits[name] = _write_split(path, name, members, progress)
+            splits[name] = _write_split(path, name, members, tokenizer, dtype, progress)
             paths[splits[name].file] = path
-        description = Description(tokenizer="bytes", vocabulary=VOCABULARY, dtype=DTYPE, splits=splits).with_fingerprint()
+        description = Description(
+            tokenizer=tokenizer.name, vocabulary=tokenizer.vocabulary, dtype=dtype, splits=splits
+        ).with_fingerprint()
         publish(url, DESCRIPTION, description, paths)
     return description
 
@@ -128,26 +138,32 @@ def publish(url: str, name: str, description: Described, files: Mapping[str, Pat
     store.put(name, document)
 
 
-def encode(text: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
-    """The tokens of a text, without an end."""
-    return np.frombuffer(text, dtype=np.uint8).astype(np.uint16)
+def _smallest_dtype(vocabulary: int) -> Literal["uint16", "uint32"]:
+    return "uint16" if vocabulary <= 1 << 16 else "uint32"
 
 
-def decode(tokens: Iterable[int]) -> str:
-    """The text of tokens; what is not UTF-8 shows as a replacement character, an end of a document as a form feed."""
-    return bytes(0x0C if token == END_OF_DOCUMENT else token for token in tokens).decode(errors="replace")
-
-
-def _write_split(path: Path, name: str, documents: Sequence[Document], progress: Callable[[int], None]) -> Split:
-    end = np.array([END_OF_DOCUMENT], dtype="<u2").tobytes()
-    size = 0
+def _write_split(
+    path: Path,
+    name: str,
+    documents: Sequence[Document],
+    tokenizer: Tokenizer,
+    dtype: str,
+    progress: Callable[[int], None],
+) -> Split:
+    kind = np.dtype(dtype).newbyteorder("<")
+    tokens = size = 0
     with path.open("wb") as file:
         for document in documents:
             text = document.path.read_bytes()
-            file.write(encode(text).astype("<u2").tobytes() + end)
+            try:
+                found = tokenizer.document(text)
+            except UnicodeDecodeError as error:
+                raise ConfigError(
+                    [f"{document.path} is not UTF-8 (byte {error.start}). Leave it out, or write it anew in UTF-8."]
+                ) from None
+            file.write(found.astype(kind).tobytes())
+            tokens += len(found)
             size += len(text)
             progress(len(text))
     digest = file_digest(path)
-    return Split(
-        file=f"{name}-{digest[:16]}.bin", sha256=digest, tokens=size + len(documents), documents=len(documents), bytes=size
-    )
+    return Split(file=f"{name}-{digest[:16]}.bin", sha256=digest, tokens=tokens, documents=len(documents), bytes=size)
