@@ -269,6 +269,14 @@ def test_a_batch_that_the_settings_give_otherwise_is_shown_in_sequences_and_toke
 
 def test_a_step_of_examples_takes_the_batch_as_it_is():
     assert read(SQUAD, batch_examples=24).batch_examples == 24
+    fine_tuned = {"finetune": {"model": "models/llama"}}
+    assert read(SQUAD, **fine_tuned).batch_examples == 24, "fine-tuning is of examples"
+    sizes = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
+    assert read(sizes, ranks=3, **fine_tuned).batch_examples == 24
+    assert read(sizes, **fine_tuned, batch_tokens=64 * 256).batch_examples == 0, "who says tokens means them"
+    automatic = {"train_batch_size": "auto", "gradient_accumulation_steps": "auto"}
+    assert read(automatic, **fine_tuned).batch_examples == 0, "nothing says how many"
+    assert read(automatic, **fine_tuned, batch_examples=8).batch_examples == 8
     (problem,) = problems(SQUAD, batch_examples=48)
     assert "deepspeed.train_batch_size in ds.json makes batch_examples 24, but batch_examples is 48" in problem
     (problem,) = problems({"train_micro_batch_size_per_gpu": 5}, batch_examples=48)

@@ -120,6 +120,10 @@ def test_what_cannot_be_fine_tuned_is_refused_before_the_model_is_loaded(
 
     data = f"--data={folder / 'films'}"
     assert "batch_examples is not set" in refused(data)
+    sizes = '--deepspeed={"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
+    assert "Set it to 8, as the DeepSpeed file says." in refused(data, sizes)
+    named = (f"--finetune.model={folder / 'bert'}", "--finetune.task=classification")
+    assert "has 64 positions" in refused(data, sizes, *named), "the file's batch is taken, and the next thing is wrong"
     assert "a step has one size" in refused(data, "--batch_examples=8", "--batch_tokens=512")
     assert "Allowed: 'classification'" in refused(data, "--batch_examples=8")
     task = ("--batch_examples=8", "--finetune.task=classification", "--sequence_length=32")

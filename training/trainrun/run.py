@@ -22,7 +22,7 @@ from trainrun.data.dataset import TRAIN, Described, open_dataset
 from trainrun.data.examples import open_examples
 from trainrun.data.examples_stream import ExampleStream
 from trainrun.data.stream import Stream, TokenStream
-from trainrun.deepspeed_json import remarks
+from trainrun.deepspeed_json import remarks, whole_batch
 from trainrun.metrics.flops import flops_of
 from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
@@ -182,9 +182,9 @@ class Run:
                 not divide among them.
         """
         if not self.settings.batch_examples:
-            raise ConfigError(
-                ["batch_examples is not set, and the data are examples. Set how many of them make an optimizer step."]
-            )
+            number = whole_batch(self.settings.deepspeed, ranks=self.ranks.size)
+            advice = f"it to {number}, as the DeepSpeed file says" if number else "how many of them make an optimizer step"
+            raise ConfigError([f"batch_examples is not set, and the data are examples. Set {advice}."])
         examples = open_examples(url or self.settings.data)
         self._require_same(examples.description, examples.url)
         self._data = stream = ExampleStream(

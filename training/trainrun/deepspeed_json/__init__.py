@@ -5,9 +5,19 @@ Names, types and defaults are those of DeepSpeed 0.19's own configuration classe
 
 from trainrun.deepspeed_json.batch import BatchSizes
 from trainrun.deepspeed_json.document import read_document
-from trainrun.deepspeed_json.layer import batch_sizes, with_deepspeed
+from trainrun.deepspeed_json.layer import batch_sizes, whole_batch, with_deepspeed
 from trainrun.deepspeed_json.translate import translate
 from trainrun.deepspeed_json.translation import Translation
 from trainrun.deepspeed_json.tuning import engine_tuning, remarks
 
-__all__ = ["BatchSizes", "Translation", "batch_sizes", "engine_tuning", "read_document", "remarks", "translate", "with_deepspeed"]
+__all__ = [
+    "BatchSizes",
+    "Translation",
+    "batch_sizes",
+    "engine_tuning",
+    "read_document",
+    "remarks",
+    "translate",
+    "whole_batch",
+    "with_deepspeed",
+]

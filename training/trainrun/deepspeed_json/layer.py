@@ -123,14 +123,21 @@ def batch_sizes(given: Mapping[str, Any]) -> BatchSizes:
     step, micro = _whole(given.get(setting)), _whole(given.get("micro_batch"))
     train = file.train or (step // tokens if step else None)
     micro = file.micro or micro
-    if train is None and NAMES[0] in file.automatic and [micro, file.accumulation].count(None):
+    by_tokens = setting == "batch_tokens"  # a number of examples has no default
+    if train is None and by_tokens and NAMES[0] in file.automatic and [micro, file.accumulation].count(None):
         train = TrainSettings.batch_tokens // tokens
     return BatchSizes(train, micro, file.accumulation, file.automatic)
 
 
+def whole_batch(document: Mapping[str, Any] | str, *, ranks: int) -> int | None:
+    """Sequences of a step over all ranks by the sizes of an accepted file alone; None where they do not say."""
+    return translate(document).batch.with_ranks(ranks).train if isinstance(document, Mapping) else None
+
+
 def _unit(given: Mapping[str, Any]) -> tuple[str, int] | None:
     """The setting of a step's size, and how much of it one sequence is. None when `TrainSettings` will refuse one of them."""
-    if _whole(given.get("batch_examples")):
+    is_of_examples = bool(value_at(given, "finetune.model")) and "batch_tokens" not in given
+    if _whole(given.get("batch_examples")) or is_of_examples:
         return "batch_examples", 1
     tokens = given.get("sequence_length", TrainSettings.sequence_length)
     step = given.get("batch_tokens", 0)
