@@ -38,6 +38,12 @@ def test_errors_name_the_source_and_the_nearest_setting(tmp_path: Path) -> None:
         settle(None, ["--model.widht=3"])
 
 
+def test_the_dashes_that_keep_torchrun_from_an_argument_are_no_argument(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("steps: 5\n")
+    settings = settle(None, [str(tmp_path / "s.yaml"), "--", "--run=second"])
+    assert (settings.steps, settings.run) == (5, "second")
+
+
 def test_arguments_that_are_no_overrides_say_how_to_write_them() -> None:
     with pytest.raises(ConfigError) as raised:
         settle(None, ["--strategy", "zero2", "--compile", "--seed=1", "-x"])

@@ -42,7 +42,7 @@ def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
         ConfigError: whatever is wrong with any of them, naming the nearest right thing.
     """
     files = [path] if path else []
-    arguments = list(arguments)
+    arguments = [argument for argument in arguments if argument != "--"]  # which torchrun hands on after a settings file
     if arguments and not arguments[0].startswith("-"):
         files.append(arguments.pop(0))
     layers = [(str(file), read_mapping(Path(file)), Path(file).parent) for file in files]
