@@ -156,7 +156,26 @@ def _tolerances() -> str:
 INTRODUCTION = """# Strategies
 
 Made by `make docs` from the code and the tests. The user's loop is the same for all of them; `strategy` and the settings under
-`sharding`, `precision`, `activation_checkpointing` and `compile` choose:
+`sharding`, `precision`, `activation_checkpointing` and `compile` choose.
+
+## Which one should I take?
+
+Begin with `strategy: auto`, the default: it measures memory, takes the first of the first three rows that fits, and says why.
+With 16 bytes a parameter, and activations beside them:
+
+| If the model | take |
+|---|---|
+| fits on one GPU | `ddp` |
+| fits on the GPUs of one machine, and there are several machines | `fsdp2`, hybrid: `sharding.shard_size` = GPUs of a machine |
+| fits on all of them only | `fsdp2` |
+| fits on none of these | `activation_checkpointing: full` and a smaller `micro_batch`; then offload (slower) |
+| has layers too large for one GPU, or there are more GPUs than sequences in a batch | tensor parallelism within a machine |
+| comes with a DeepSpeed JSON file | its stage: `zero1` to `zero3` ([deepspeed.md](deepspeed.md)) |
+
+Offload is `sharding.offload_optimizer: cpu` with `offload_parameters: cpu` for `fsdp2` and `zero3`, the optimizer's alone for
+`zero1` to `zero3`; `nvme`, slower still, needs `zero3`. On GPUs from A100 on take `precision: bf16` with any of them.
+
+## What they are
 
 - **ddp**: the whole model on every rank. Gradients are summed while the backward pass runs.
 - **fsdp2**: parameters, gradients and optimizer state divided among all ranks; each repeated layer is gathered before its use
@@ -165,7 +184,9 @@ Made by `make docs` from the code and the tests. The user's loop is the same for
   would take the memory that sharding saves. Only the sum over replicas waits for the last one.
 - **zero1, zero2, zero3**: DeepSpeed's ZeRO divides optimizer state, also gradients, also parameters.
 - **tensor parallelism** (`sharding.tensor_parallel`): neighbouring ranks split each matrix product; with fsdp2, or with ddp
-  where all ranks do.
+  where all ranks do. The bundled GPT can be split so. A model of one's own says how in a method `tensor_parallel_plan(ranks)`,
+  which returns a word for each pattern of modules' names, as `{"layers.*.up": "columns", "layers.*.down": "rows"}`
+  ([the words](../training/trainrun/strategies/tensor_parallel.py)); one without the method is refused.
 - **auto**: ddp if it fits, else fsdp2 within each machine, else fsdp2; the run says why.
 
 **Precision.** Weights that are updated and the optimizer's state are fp32 in every strategy. bf16 and fp16 are autocast's: it
@@ -180,8 +201,8 @@ elsewhere.
 
 **Activation checkpointing** and **compile** work on the model's repeated layers (the elements of its `nn.ModuleList` or
 `nn.Sequential` of layers of one class), before they are sharded. Compiling needs a C++ compiler, which is looked for before
-training. Equal layers share what is compiled: on a CPU the first step takes about 20 s more of processor time, whether there
-are 4 layers or 12.
+training. **The first compiled step can take a minute or more**, at each start: a small GPT took 20 s more of processor time on a
+free CPU, and equal layers share what is compiled, so that 4 took as long as 12. Nothing is printed meanwhile.
 
 ## How well they agree
 
@@ -189,7 +210,8 @@ Each strategy trains a small GPT for 50 steps (learning rate warmed up and decay
 several micro-batches a step) on 1, 2 and 4 processes, and is compared with a loop in plain PyTorch on one process **in fp32**.
 Losses differ by at most 1e-6 nats in fp32, 2e-3 in bf16 and 4e-4 in fp16 (measured with ddp and fsdp2 on one machine), final
 parameters by 2e-6, 0.022 and 0.008: one whose gradient is too small for the precision takes a step of another size, for Adam
-divides by the gradient's own size. The tests let pass, for the sake of other machines:
+divides by the gradient's own size. The tests let pass, for the sake of other machines (`tp` stands for tensor parallelism, with
+ddp and with fsdp2; `zero` for zero1, zero2 and zero3, with and without offload):
 """
 
 TABLES = """## What goes together

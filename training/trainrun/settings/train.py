@@ -29,7 +29,8 @@ class TrainSettings:
     """All of it. Layers: these defaults <- a YAML or JSON file <- the RunSpec <- ``--a.b=c``."""
 
     run: str = "run"
-    """Name of the run; a node takes it from the RunSpec. The same name resumes, another starts anew."""
+    """Name of the run; a node takes it from the RunSpec. The same name resumes, another starts anew. torchrun takes ``--run`` for
+    an option of its own: write ``torchrun ... train.py -- --run=NAME``."""
     data: str = ""
     """URL or directory of the dataset that is trained on, as `trainrun tokens` or `trainrun examples` wrote it."""
     steps: int = 1000
@@ -55,7 +56,7 @@ class TrainSettings:
     """Recompute activations in the backward pass instead of keeping them: those of all but matrix products and attention
     (selective), or of whole blocks (full)."""
     compile: bool = False
-    """Whether blocks are compiled by torch.compile. The first step takes longer."""
+    """Whether blocks are compiled by torch.compile. The first step may take a minute or more."""
     seed: int = 0
     log_every: int = 1
     """Steps between two metric lines."""
