@@ -146,3 +146,15 @@ def test_a_script_that_does_not_know_trainrun_is_run_explained_and_stopped(start
     del cluster.nodes[leaving.instance]
     cluster.wait_for_world(1, since=asked, seconds=PATIENCE)
     end(cluster)
+
+
+MPI_PROGRAM = (Path(__file__).parents[2] / "mpi_sum.py").read_text()
+
+
+def test_a_program_of_mpi_itself_runs_to_its_end(start_cluster):
+    """Open MPI 5 does not sum between two daemons on one machine, whoever starts them: its test is on isolated nodes."""
+    cluster = start_cluster(script=MPI_PROGRAM, job=mpirun(4))
+    end(cluster)
+    logs = [log for node in cluster.nodes.values() for log in node.root.glob("var/log/traincluster/ranks/*/*/0/stdout.log")]
+    assert sorted(log.read_text() for log in logs) == ["MPI: rank 0 of 2, sum 21\n", "MPI: rank 1 of 2, sum 21\n"]
+    assert not [event for node in cluster.nodes.values() for event in node.events() if event["state"] == "failed"]

@@ -17,7 +17,7 @@ from trainrun.node.meet import Meeting
 from trainrun.node.metadata import Identity
 from trainrun.node.mpi_command import (
     REMOTE_SHELL,
-    daemon_arguments,
+    daemon_command,
     default_variables,
     host_file,
     mpirun_command,
@@ -31,12 +31,14 @@ from trainrun.spec import OWNED_VARIABLES, ClusterSpec, JobSpec, RunSpec, Storag
 PLACES = Places(root=Path("/"))
 
 OPEN_MPI_4 = (
-    "PATH=/mpi/bin:$PATH ; export PATH ; LD_LIBRARY_PATH=/mpi/lib:$LD_LIBRARY_PATH ; export LD_LIBRARY_PATH ; /mpi/bin/orted "
+    "  OPAL_PREFIX=/mpi ; export OPAL_PREFIX;    PATH=/mpi/bin:$PATH ; export PATH ; "
+    "LD_LIBRARY_PATH=/mpi/lib:$LD_LIBRARY_PATH ; export LD_LIBRARY_PATH ; /mpi/bin/orted "
     '-mca orte_leave_session_attached "1" -mca ess "env" -mca ess_base_vpid 1 '
     '-mca orte_hnp_uri "1170604032.0;tcp://10.0.0.7:53253" -mca pmix "^s1,s2,cray,isolated"'
 )
 OPEN_MPI_5 = (
-    "PRTE_PREFIX=/mpi;export PRTE_PREFIX;LD_LIBRARY_PATH=/mpi/lib:$LD_LIBRARY_PATH;export LD_LIBRARY_PATH;/mpi/bin/prted "
+    "PRTE_PREFIX=/mpi;export PRTE_PREFIX;PMIX_PREFIX=/mpi;export PMIX_PREFIX;"
+    "LD_LIBRARY_PATH=/mpi/lib:$LD_LIBRARY_PATH;export LD_LIBRARY_PATH;/mpi/bin/prted "
     '--leave-session-attached --prtemca ess "env" --prtemca prte_hnp_uri "prterun-vm-1@0.0;tcp://10.0.0.7:58769:64,24"'
 )
 
@@ -100,18 +102,26 @@ def test_only_programs_under_mpirun_can_do_without_torch():
     assert [needs_torch(job) for job in jobs] == [True, True, True, False]
 
 
-@pytest.mark.parametrize("command", [OPEN_MPI_4, OPEN_MPI_4.partition("; /mpi/bin/")[2], OPEN_MPI_5])
-def test_of_a_daemons_command_only_the_arguments_are_taken(command):
-    arguments = daemon_arguments(command)
-    assert arguments[0] in ("-mca", "--leave-session-attached")
-    assert [text for text in arguments if "hnp_uri" not in text and "tcp://10.0.0.7" in text]
-    assert not [text for text in arguments if '"' in text or "export" in text or "/mpi" in text]
+@pytest.mark.parametrize(
+    ("command", "prefixes"),
+    [
+        (OPEN_MPI_4, ["OPAL_PREFIX"]),
+        (OPEN_MPI_4.partition("; /mpi/bin/")[2], []),
+        (OPEN_MPI_5, ["PMIX_PREFIX", "PRTE_PREFIX"]),
+    ],
+)
+def test_of_a_daemons_command_only_the_arguments_and_its_place_are_taken(command, prefixes):
+    daemon = daemon_command(command)
+    assert daemon.arguments[0] in ("-mca", "--leave-session-attached")
+    assert [text for text in daemon.arguments if "hnp_uri" not in text and "tcp://10.0.0.7" in text]
+    assert not [text for text in daemon.arguments if '"' in text or "export" in text or "/mpi" in text]
+    assert daemon.variables == dict.fromkeys(prefixes, "/mpi")
 
 
 @pytest.mark.parametrize("command", ["", "rm -rf /", "PATH=/prted/bin ; reboot", "echo orted.sh"])
 def test_a_command_that_starts_no_daemon_is_refused(command):
     with pytest.raises(StepFailed, match="in which there is neither prted nor orted"):
-        daemon_arguments(command)
+        daemon_command(command)
 
 
 def test_what_mpirun_takes_for_ssh_hands_the_command_on(tmp_path):

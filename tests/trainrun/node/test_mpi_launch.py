@@ -22,13 +22,14 @@ from trainrun.spec import ClusterSpec, TimeoutSpec
 MPIRUN = """#!/bin/sh
 # Have a daemon started on each host but the first, then wait for the test's word.
 for host in $(sed 1d {state}/hosts | cut -d' ' -f1); do
-    /bin/sh {state}/remote-shell $host /bin/orted -mca hnp "there;{folder}"
+    /bin/sh {state}/remote-shell $host "OPAL_PREFIX=/mpi ; PATH=/elsewhere ; /bin/orted -mca hnp 'there;{folder}'"
 done
 while [ ! -e {folder}/end ]; do sleep 0.02; done
 exit $(cat {folder}/end)
 """
 DAEMON = """#!/bin/sh
-echo "$@" > {folder}/daemon
+echo "$@ $OPAL_PREFIX $PATH" > {folder}/daemon.new
+mv {folder}/daemon.new {folder}/daemon
 while [ ! -e {folder}/daemon-end ]; do sleep 0.02; done
 exit 0
 """
@@ -116,7 +117,7 @@ def closed_port():
 def test_both_nodes_know_the_end_that_both_have_come_to(host, member):
     with member.launch() as one, host.launch() as other:
         wait_for((member.folder / "daemon").exists)
-        assert (member.folder / "daemon").read_text() == f"-mca hnp there;{host.folder}\n"
+        assert (member.folder / "daemon").read_text() == f"-mca hnp there;{host.folder} /mpi {os.environ['PATH']}\n"
         assert (one.exit_code(), other.exit_code()) == (None, None)
         for stage, what in ((member, "daemon-end"), (host, "end")):
             stage.rank_ends(0)
@@ -218,7 +219,7 @@ def test_a_newcomer_has_the_ranks_asked_and_all_else_ended_after_the_grace(host,
 
 
 def test_ranks_that_end_with_0_because_they_were_asked_have_not_ended_the_job(host, member, beacon, monkeypatch):
-    """Megatron-LM does so, for one: it saves at SIGTERM and exits with 0 on all ranks."""
+    """Programs that save at SIGTERM on all ranks commonly end so."""
     monkeypatch.setattr("trainrun.node.mpi_launch.MEMBERS_SECONDS", 0.2)
     with member.launch() as one, host.launch(nodes_max=3) as other:
         wait_for((member.folder / "daemon").exists)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from trainrun.store import Store, StoreKeyMissing
@@ -41,6 +41,8 @@ class Answer:
     """Under what key the verdict will be."""
     arguments: list[str]
     """Of the daemon."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """Where Open MPI lies, where the daemon would not know (`mpi_command.only_prefixes`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from trainrun.node.mpi_program import DAEMONS, Mpirun
@@ -83,8 +84,17 @@ def own_variables(folder: Path) -> dict[str, str]:
     }
 
 
-def daemon_arguments(command: str) -> list[str]:
-    """The arguments of the daemon in the shell command by which mpirun would start it.
+@dataclass(frozen=True, kw_only=True)
+class DaemonCommand:
+    """What a node needs to know to start the daemon of its own Open MPI."""
+
+    arguments: list[str]
+    variables: dict[str, str]
+    """Where Open MPI lies, for one that does not lie where it was built for; no other variables."""
+
+
+def daemon_command(command: str) -> DaemonCommand:
+    """The daemon in the shell command by which mpirun would start it.
 
     Raises:
         StepFailed: the command starts no daemon of Open MPI.
@@ -93,4 +103,11 @@ def daemon_arguments(command: str) -> list[str]:
     starts = [number for number, word in enumerate(words) if Path(word.rpartition(";")[2]).name in DAEMONS]
     if not starts:
         raise StepFailed(f"mpirun wants other nodes to run {command!r}, in which there is neither {' nor '.join(DAEMONS)}.")
-    return words[starts[0] + 1 :]
+    before, arguments = words[: starts[0] + 1], words[starts[0] + 1 :]
+    assignments = dict(part.split("=", 1) for word in before for part in word.split(";") if "=" in part)
+    return DaemonCommand(arguments=arguments, variables=only_prefixes(assignments))
+
+
+def only_prefixes(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those variables that say where Open MPI and its parts lie."""
+    return {name: variables[name] for name in ("OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX") if name in variables}

@@ -23,7 +23,7 @@ from typing import TypeVar
 from trainrun.node.beacon import answers
 from trainrun.node.launch import Launch, last_lines, size_of, start, tail
 from trainrun.node.mpi_board import Answer, Board, Ticket, Verdict
-from trainrun.node.mpi_command import REMOTE_SHELL, daemon_arguments, host_file, mpirun_command
+from trainrun.node.mpi_command import REMOTE_SHELL, daemon_command, host_file, mpirun_command, only_prefixes
 from trainrun.node.mpi_program import Mpirun
 from trainrun.node.mpi_ranks import MpiRanks
 from trainrun.node.outcome import ASKED_TO_STOP, StepFailed
@@ -193,7 +193,7 @@ class MpiMember(MpiLaunch):
         self._tell(partial(board.put_ticket, self._ticket))
         answer = self._wait_for_answer()
         command = [str(self._node.mpirun.daemon), *answer.arguments]
-        code = self._start(command, environment=self._node.environment).wait()
+        code = self._start(command, environment={**self._node.environment, **only_prefixes(answer.variables)}).wait()
         codes = self._exit_codes()
         self._tell(partial(board.put_exit_codes, self._ticket, codes))
         if not ranks.all_ended() or any(codes):
@@ -294,7 +294,8 @@ class MpiHost(MpiLaunch):
     def _hand_on(self, launch: str, commands: Path, unanswered: dict[str, Ticket]) -> None:
         """Answer the tickets of the nodes on which mpirun wants a daemon by now."""
         for address in [address for address in unanswered if (commands / address).exists()]:
-            answer = Answer(launch=launch, arguments=daemon_arguments((commands / address).read_text()))
+            daemon = daemon_command((commands / address).read_text())
+            answer = Answer(launch=launch, arguments=daemon.arguments, variables=daemon.variables)
             ticket = unanswered.pop(address)
             self._tell(partial(self._node.board.answer, ticket, answer))
 
