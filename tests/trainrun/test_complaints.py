@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from trainrun import complaints
+from trainrun.config import ConfigError
 from trainrun.settings import TrainSettings
 
 SETTINGS = [
@@ -83,6 +86,18 @@ def test_one_rank_tells_of_a_wrong_setting_for_all(tmp_path: Path) -> None:
     said = [line for line in answer.stderr.splitlines() if "stepz" in line]
     assert said == ["trainrun: Unknown setting 'stepz' in the command line. Did you mean 'steps'?"]
     assert answer.returncode == 1
+
+
+def test_a_rank_that_is_alone_with_its_error_tells_it_after_a_while(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(complaints, "PATIENCE", 0.0)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    handler = signal.getsignal(signal.SIGTERM)
+    complaints.Complaints()(ConfigError, ConfigError(["One.", "Two."]), None)
+    signal.signal(signal.SIGTERM, handler)
+    assert capsys.readouterr().err == "trainrun: rank 5: One.\nTwo.\n"
 
 
 def test_help_lists_the_settings(tmp_path: Path) -> None:
