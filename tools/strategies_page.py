@@ -160,8 +160,8 @@ Made by `make docs` from the code and the tests. The user's loop is the same for
 
 ## Which one should I take?
 
-Begin with `strategy: auto`, the default: it measures memory, takes the first of the first three rows that fits, and says why.
-With 16 bytes a parameter, and activations beside them:
+Begin with `strategy: auto`, the default: it estimates the memory, takes the first of the first three rows that fits, and says
+why. A parameter takes 16 bytes in all, and activations come on top:
 
 | If the model | take |
 |---|---|
@@ -201,7 +201,7 @@ elsewhere.
 
 **Activation checkpointing** and **compile** work on the model's repeated layers (the elements of its `nn.ModuleList` or
 `nn.Sequential` of layers of one class), before they are sharded. Compiling needs a C++ compiler, which is looked for before
-training. **The first compiled step can take a minute or more**, at each start: a small GPT took 20 s more of processor time on a
+training. **The first compiled step can take a minute or more**: a small GPT took 20 s more of processor time on a
 free CPU, and equal layers share what is compiled, so that 4 took as long as 12. Nothing is printed meanwhile.
 
 ## How well they agree
