@@ -79,6 +79,13 @@ def test_survey_37_a_decoder_learns_alike_on_any_ranks_and_goes_on_where_it_was_
     AutoTokenizer.from_pretrained(tmp_path / "split")
 
 
+def test_fine_tuning_has_small_steps_where_nothing_is_set(folder: Path, ranks: Any) -> None:
+    given = ["--batch_examples=8", "--sequence_length=32", "--steps=1", "--optimizer.warmup_steps=0"]
+    (outcome,) = ranks("finetune", arguments=[*given, f"--data={folder / 'sums'}", f"--finetune.model={folder / 'llama'}"])
+    assert outcome.code == 0, outcome.log
+    assert "lr 2.0e-06" in outcome.log, "the last step's tenth of 2e-5"
+
+
 def test_a_classifier_learns_alike_on_any_ranks(folder: Path, tmp_path: Path, ranks: Any) -> None:
     alone, split = (
         ranks(

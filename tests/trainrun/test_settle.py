@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from trainrun.config import ConfigError
+from trainrun.settings import OptimizerSettings
 from trainrun.settle import settle
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, StorageSpec
 
@@ -28,6 +29,29 @@ def test_later_layers_cover_earlier_ones(tmp_path: Path, monkeypatch: pytest.Mon
     assert (settings.steps, settings.seed, settings.precision, settings.run) == (5, 3, "bf16", "first")
     assert (settings.optimizer.learning_rate, settings.optimizer.beta1, settings.optimizer.beta2) == (3e-4, 0.7, 0.95)
     assert settings.checkpoint.location == "s3://bucket/runs"
+
+
+def test_a_scripts_own_defaults_lie_under_everything(tmp_path: Path) -> None:
+    own = {"steps": 3, "optimizer": {"learning_rate": 2e-5, "beta2": 0.999}}
+    assert settle(None, [], defaults=own).optimizer == OptimizerSettings(learning_rate=2e-5, beta2=0.999)
+    (tmp_path / "s.json").write_text(json.dumps({"optimizer": {"beta2": 0.9}}))
+    settings = settle(tmp_path / "s.json", ["--steps=4"], defaults=own)
+    assert (settings.steps, settings.optimizer.learning_rate, settings.optimizer.beta2) == (4, 2e-5, 0.9)
+    with pytest.raises(ConfigError, match="Unknown setting 'stepz' in the script's defaults"):
+        settle(None, [], defaults={"stepz": 3})
+
+
+def test_a_deepspeed_file_lies_over_a_scripts_own_defaults_and_its_auto_becomes_them(tmp_path: Path) -> None:
+    own = {"sequence_length": 32, "batch_tokens": 320, "optimizer": {"learning_rate": 2e-5, "weight_decay": 0.01, "beta2": 0.99}}
+    parameters = {"lr": "auto", "weight_decay": 0.3, "betas": "auto"}
+    document = {"train_batch_size": 4, "optimizer": {"type": "AdamW", "params": parameters}}
+    (tmp_path / "ds.json").write_text(json.dumps(document))
+    settings = settle(None, [f"--deepspeed={tmp_path / 'ds.json'}"], defaults=own)
+    optimizer = settings.optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.beta2) == (2e-5, 0.3, 0.99)
+    assert settings.batch_tokens == 4 * 32, "in sequences of the script's length"
+    (tmp_path / "ds.json").write_text(json.dumps({"train_batch_size": "auto", "gradient_accumulation_steps": "auto"}))
+    assert settle(None, [f"--deepspeed={tmp_path / 'ds.json'}"], defaults=own).batch_tokens == 320
 
 
 def test_errors_name_the_source_and_the_nearest_setting(tmp_path: Path) -> None:

@@ -24,10 +24,13 @@ from trainrun.prepare import PreparedModel
 from trainrun.run import Run
 from trainrun.store import StoreError
 
+DEFAULTS = {"optimizer": {"learning_rate": 2e-5, "beta2": 0.999, "weight_decay": 0.01}}
+"""Unless they are set: a trained model takes small steps, where those of `TrainSettings` are for training from nothing."""
+
 
 def main() -> None:
     """The loop."""
-    run = trainrun.start()
+    run = trainrun.start(defaults=DEFAULTS)
     data = run.examples()
     loaded = load_model(
         run.settings.finetune,

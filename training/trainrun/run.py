@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,13 +45,17 @@ LONGEST_STORAGE_WAIT = 120.0
 """Seconds by which ranks wait for each other around a checkpoint beyond its own timeout."""
 
 
-def start(path: str | Path | None = None, arguments: Sequence[str] | None = None) -> Run:
+def start(
+    path: str | Path | None = None, arguments: Sequence[str] | None = None, *, defaults: Mapping[str, Any] | None = None
+) -> Run:
     """Open a run in this process, together with the other ranks that torchrun started, if any.
 
     Args:
         path: a YAML or JSON file with fields of `trainrun.settings.TrainSettings`, laid over the defaults. Over it come
             the node's RunSpec (named by ``$TRAINRUN_SPEC``) and then ``arguments``.
         arguments: ``--a.b=c`` overrides, after an optional settings file; by default those of the command line.
+        defaults: the lowest layer: what the script has instead of defaults of `TrainSettings`, as
+            ``{"optimizer": {"learning_rate": 2e-5}}``. A settings file, a DeepSpeed file and all else lie over it.
 
     From here on an error of trainrun's that nobody catches is told in sentences, without a traceback, and once for all ranks
     (`trainrun.complaints`). ``--help`` among the arguments ends the process with a list of the settings.
@@ -65,7 +69,7 @@ def start(path: str | Path | None = None, arguments: Sequence[str] | None = None
         if os.environ.get("RANK", "0") == "0":
             print(usage(Path(sys.argv[0]).name))
         raise SystemExit(0)
-    settings = settle(path, arguments)
+    settings = settle(path, arguments, defaults=defaults)
     ranks = join(
         timeout_seconds=settings.first_collective_timeout_seconds,
         storage_timeout_seconds=settings.checkpoint.timeout_seconds + LONGEST_STORAGE_WAIT,

@@ -31,12 +31,13 @@ def usage(program: str) -> str:
     return USAGE.format(program=program, names=textwrap.fill(names, 100, initial_indent="  ", subsequent_indent="  "))
 
 
-def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
+def settle(path: str | Path | None, arguments: Sequence[str], *, defaults: Mapping[str, Any] | None = None) -> TrainSettings:
     """Lay the layers over one another.
 
     Args:
         path: a YAML or JSON file with fields of `TrainSettings`, or None.
         arguments: ``--a.b=c``; a first argument without dashes is such a file as well.
+        defaults: what a script has instead of the defaults of `TrainSettings`.
 
     Raises:
         ConfigError: whatever is wrong with any of them, naming the nearest right thing.
@@ -62,6 +63,7 @@ def settle(path: str | Path | None, arguments: Sequence[str]) -> TrainSettings:
         source=", ".join(name for name, given, _ in layers if given) or "the settings",
         origins=origins,
         ranks=int(os.environ.get("WORLD_SIZE", "1")),
+        defaults=defaults,
     )
 
 

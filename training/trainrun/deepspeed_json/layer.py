@@ -11,8 +11,12 @@ from trainrun.deepspeed_json.translate import translate
 from trainrun.deepspeed_json.translation import Said, Translation
 from trainrun.settings.train import TrainSettings
 
+STANDARD = TrainSettings()
 
-def with_deepspeed(given: Mapping[str, Any], *, origins: Mapping[str, str], ranks: int | None = None) -> dict[str, Any]:
+
+def with_deepspeed(
+    given: Mapping[str, Any], *, origins: Mapping[str, str], ranks: int | None = None, defaults: TrainSettings = STANDARD
+) -> dict[str, Any]:
     """Settings with what their ``deepspeed`` mapping says under them.
 
     Args:
@@ -20,6 +24,7 @@ def with_deepspeed(given: Mapping[str, Any], *, origins: Mapping[str, str], rank
         origins: by a dotted name, also of a key of the file or of all below it, or "" for all others, where it is given; for
             messages.
         ranks: how many ranks there are; None while that is not known, and then batch sizes that depend on it stay as they are.
+        defaults: what a setting is that neither gives.
 
     Raises:
         ConfigError: everything that is wrong with the file, and every setting that the two give differently.
@@ -28,7 +33,7 @@ def with_deepspeed(given: Mapping[str, Any], *, origins: Mapping[str, str], rank
     if not document or not isinstance(document, Mapping):
         return dict(given)
     translation = translate(document)
-    _add_batch(translation, given, origins, ranks)
+    _add_batch(translation, given, origins, ranks, defaults)
     wrong = [f"{_origin(origins, _key(problem))}: {problem}" for problem in translation.problems]
     problems = [*wrong, *_contradictions(translation, given, origins)]
     if problems:
@@ -85,10 +90,12 @@ def _same(ours: Any, theirs: Any) -> bool:
         return False
 
 
-def _add_batch(translation: Translation, given: Mapping[str, Any], origins: Mapping[str, str], ranks: int | None) -> None:
+def _add_batch(
+    translation: Translation, given: Mapping[str, Any], origins: Mapping[str, str], ranks: int | None, defaults: TrainSettings
+) -> None:
     """The sizes of a step and of a micro-batch from the file's three and what the user gives."""
     file = translation.batch
-    unit = _unit(given)
+    unit = _unit(given, defaults)
     if file == BatchSizes() or unit is None:
         return
     setting, tokens = unit
@@ -100,7 +107,7 @@ def _add_batch(translation: Translation, given: Mapping[str, Any], origins: Mapp
     if ranks is None or any(_contradictions(translation, given, origins)):
         return
     try:
-        sizes = batch_sizes(given).with_ranks(ranks)
+        sizes = batch_sizes(given, defaults=defaults).with_ranks(ranks)
     except ConfigError as error:
         translation.problems.extend(error.problems)
         return
@@ -110,22 +117,21 @@ def _add_batch(translation: Translation, given: Mapping[str, Any], origins: Mapp
         translation.said.setdefault("micro_batch", Said(sizes.micro, f"deepspeed.{NAMES[0]} on {ranks} ranks"))
 
 
-def batch_sizes(given: Mapping[str, Any]) -> BatchSizes:
+def batch_sizes(given: Mapping[str, Any], *, defaults: TrainSettings = STANDARD) -> BatchSizes:
     """The sizes of the ``deepspeed`` mapping in ``given``, completed by the user's settings, and where it says "auto" and nothing
-    else decides by trainrun's defaults. All None without such a mapping, or when a setting that counts is wrong.
+    else decides by the defaults. All None without such a mapping, or when a setting that counts is wrong.
     """
     document = given.get("deepspeed")
     file = translate(document).batch if isinstance(document, Mapping) else BatchSizes()
-    unit = _unit(given)
+    unit = _unit(given, defaults)
     if file == BatchSizes() or unit is None:
         return BatchSizes()
     setting, tokens = unit
     step, micro = _whole(given.get(setting)), _whole(given.get("micro_batch"))
     train = file.train or (step // tokens if step else None)
     micro = file.micro or micro
-    by_tokens = setting == "batch_tokens"  # a number of examples has no default
-    if train is None and by_tokens and NAMES[0] in file.automatic and [micro, file.accumulation].count(None):
-        train = TrainSettings.batch_tokens // tokens
+    if train is None and NAMES[0] in file.automatic and [micro, file.accumulation].count(None):
+        train = getattr(defaults, setting) // tokens or None  # of examples there may be no default
     return BatchSizes(train, micro, file.accumulation, file.automatic)
 
 
@@ -134,12 +140,12 @@ def whole_batch(document: Mapping[str, Any] | str, *, ranks: int) -> int | None:
     return translate(document).batch.with_ranks(ranks).train if isinstance(document, Mapping) else None
 
 
-def _unit(given: Mapping[str, Any]) -> tuple[str, int] | None:
+def _unit(given: Mapping[str, Any], defaults: TrainSettings) -> tuple[str, int] | None:
     """The setting of a step's size, and how much of it one sequence is. None when `TrainSettings` will refuse one of them."""
-    is_of_examples = bool(value_at(given, "finetune.model")) and "batch_tokens" not in given
-    if _whole(given.get("batch_examples")) or is_of_examples:
+    model = value_at(given, "finetune.model") or defaults.finetune.model
+    if _whole(given.get("batch_examples", defaults.batch_examples)) or (model and "batch_tokens" not in given):
         return "batch_examples", 1
-    tokens = given.get("sequence_length", TrainSettings.sequence_length)
+    tokens = given.get("sequence_length", defaults.sequence_length)
     step = given.get("batch_tokens", 0)
     is_right = _whole(tokens) and isinstance(step, int) and step % tokens == 0
     return ("batch_tokens", tokens) if is_right else None

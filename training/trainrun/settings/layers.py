@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from trainrun.config import from_mapping
+from trainrun.config import from_mapping, merge
 from trainrun.deepspeed_json import read_document, with_deepspeed
 from trainrun.settings.presets import with_preset
 from trainrun.settings.train import TrainSettings
 
 
 def train_settings(
-    given: Mapping[str, Any], *, source: str, origins: Mapping[str, str] | None = None, ranks: int | None = None
+    given: Mapping[str, Any],
+    *,
+    source: str,
+    origins: Mapping[str, str] | None = None,
+    ranks: int | None = None,
+    defaults: Mapping[str, Any] | None = None,
 ) -> TrainSettings:
     """The settings of a run.
 
@@ -22,12 +27,14 @@ def train_settings(
         source: what they were read from, for messages.
         origins: by dotted name, where a setting (or all of a section) is given, if not in ``source``.
         ranks: how many there are; None at synth, where the rules look at batch sizes that depend on it.
+        defaults: fields of `TrainSettings` that a script has instead of their defaults, under everything else.
 
     Raises:
         ConfigError: everything that is wrong, together.
     """
-    layered = with_deepspeed(with_preset(given), origins={"": source, **(origins or {})}, ranks=ranks)
-    return from_mapping(TrainSettings, layered, source=source)
+    lowest = from_mapping(TrainSettings, defaults or {}, source="the script's defaults")
+    layered = with_deepspeed(with_preset(given), origins={"": source, **(origins or {})}, ranks=ranks, defaults=lowest)
+    return from_mapping(TrainSettings, merge(defaults or {}, layered), source=source)
 
 
 def with_documents(given: Mapping[str, Any], *, folder: Path) -> dict[str, Any]:
