@@ -15,14 +15,11 @@ import sys
 
 import trainrun
 from trainrun.checkpoint.digest import gathered
-from trainrun.config import ConfigError
-from trainrun.errors import CheckpointError
 from trainrun.models.huggingface import PREFIX, Loaded, load_model
 from trainrun.models.huggingface_export import export_model
 from trainrun.optimizer import bundled
 from trainrun.prepare import PreparedModel
 from trainrun.run import Run
-from trainrun.store import StoreError
 
 DEFAULTS = {"optimizer": {"learning_rate": 2e-5, "beta2": 0.999, "weight_decay": 0.01}}
 """Unless they are set: a trained model takes small steps, where those of `TrainSettings` are for training from nothing."""
@@ -64,7 +61,4 @@ def export(run: Run, model: PreparedModel, loaded: Loaded) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except (ConfigError, CheckpointError, StoreError, FloatingPointError, MemoryError) as error:
-        sys.exit(f"trainrun.finetune: {error}")
+    main()
