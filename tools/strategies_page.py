@@ -200,7 +200,8 @@ torchao 0.18's emulation on a CPU with ddp and fsdp2, but no GPU. `tf32` is for 
 elsewhere.
 
 **Activation checkpointing** and **compile** work on the model's repeated layers (the elements of its `nn.ModuleList` or
-`nn.Sequential` of layers of one class), before they are sharded. Compiling needs a C++ compiler, which is looked for before
+`nn.Sequential` of layers of one class), before they are sharded. `activation_checkpointing: selective` is refused with zero3,
+whose linear layers with a bias would get wrong gradients: take `full`, or fsdp2. Compiling needs a C++ compiler, which is looked for before
 training. **The first compiled step can take a minute or more**: a small GPT took 20 s more of processor time on a
 free CPU, and equal layers share what is compiled, so that 4 took as long as 12. Nothing is printed meanwhile.
 

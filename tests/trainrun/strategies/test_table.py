@@ -54,6 +54,10 @@ def settings(*, offload: tuple[str, str] = ("none", "none"), muon: bool = False,
         ({"strategy": "zero1", "precision": "fp8"}, "precision is \"fp8\" and strategy is 'zero1'"),
         ({"strategy": "zero3", "muon": True}, 'optimizer.name is "muon", which updates whole matrices'),
         ({"strategy": "zero3", "compile": True}, 'compile is true and strategy is "zero3"'),
+        (
+            {"strategy": "zero3", "activation_checkpointing": "selective"},
+            'wrong gradients. Set activation_checkpointing to "full", or strategy to "fsdp2".',
+        ),
         ({"strategy": "fsdp2", "deepspeed": {"gradient_clipping": 1.0}}, "deepspeed is given, but strategy is 'fsdp2'"),
     ],
 )
@@ -77,6 +81,8 @@ def test_all_that_does_not_go_together_is_told_at_once() -> None:
         {"strategy": "auto", "offload": ("cpu", "cpu"), "shard_size": 2, "tensor_parallel": 2},
         {"strategy": "fsdp2", "offload": ("cpu", "cpu"), "precision": "fp16", "compile": True, "muon": True},
         {"strategy": "zero3", "offload": NVME, "precision": "bf16"},
+        {"strategy": "zero3", "activation_checkpointing": "full"},
+        {"strategy": "zero2", "activation_checkpointing": "selective"},
         {"strategy": "zero1", "offload": CPU, "deepspeed": {"gradient_clipping": 1.0}},
     ],
 )

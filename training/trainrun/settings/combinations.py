@@ -20,6 +20,7 @@ def problems(settings: TrainSettings) -> list[str]:
         *_precision(settings),
         *_optimizer(settings),
         *_compile(settings),
+        *_recomputing(settings),
         *_deepspeed(settings),
     ]
 
@@ -96,6 +97,15 @@ def _compile(settings: TrainSettings) -> Iterator[str]:
         yield (
             'compile is true and strategy is "zero3", whose gathering of parameters breaks every layer into pieces that '
             'torch.compile compiles again and again. Set compile to false, or strategy to "zero2" or "fsdp2".'
+        )
+
+
+def _recomputing(settings: TrainSettings) -> Iterator[str]:
+    # DeepSpeed's own linear layers are what stage 3 computes again, and their gradients would be wrong where there is a bias
+    if settings.activation_checkpointing == "selective" and settings.strategy == "zero3":
+        yield (
+            'activation_checkpointing is "selective" and strategy is "zero3", whose linear layers with a bias would get wrong '
+            'gradients. Set activation_checkpointing to "full", or strategy to "fsdp2".'
         )
 
 
