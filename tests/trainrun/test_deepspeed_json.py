@@ -267,6 +267,31 @@ def test_a_batch_that_the_settings_give_otherwise_is_shown_in_sequences_and_toke
     assert "batch_tokens is 12288 in train.yaml" in problem
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"batch_tokens": 1024.0, "sequence_length": 32},
+        {"batch_tokens": 1024, "sequence_length": 3.2e1},
+        {"batch_examples": 32.0},
+        {"micro_batch": 4.0},
+    ],
+)
+def test_a_number_that_is_whole_but_written_otherwise_contradicts_like_any_other(given):
+    (problem,) = problems(SQUAD, **given)
+    assert f"but {next(iter(given))} is {next(iter(given.values()))} in train.yaml" in problem
+
+
+def test_a_number_that_is_whole_but_written_otherwise_is_the_same():
+    assert read(SQUAD, batch_examples=24.0).batch_examples == 24
+    assert read(SQUAD, sequence_length=3.2e1, batch_tokens=7.68e2, micro_batch=3.0).batch_tokens == 24 * 32
+    assert read(SQUAD, sequence_length=3.2e1).batch_tokens == 24 * 32
+
+
+@pytest.mark.parametrize("length", [float("nan"), float("inf"), 32.5, True, -32, "32"])
+def test_a_length_that_is_none_is_the_settings_to_refuse(length):
+    assert any("sequence_length" in problem for problem in problems(SQUAD, sequence_length=length))
+
+
 def test_a_step_of_examples_takes_the_batch_as_it_is():
     assert read(SQUAD, batch_examples=24).batch_examples == 24
     fine_tuned = {"finetune": {"model": "models/llama"}}

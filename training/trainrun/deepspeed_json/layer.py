@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -145,11 +146,14 @@ def _unit(given: Mapping[str, Any], defaults: TrainSettings) -> tuple[str, int] 
     model = value_at(given, "finetune.model") or defaults.finetune.model
     if _whole(given.get("batch_examples", defaults.batch_examples)) or (model and "batch_tokens" not in given):
         return "batch_examples", 1
-    tokens = given.get("sequence_length", defaults.sequence_length)
-    step = given.get("batch_tokens", 0)
-    is_right = _whole(tokens) and isinstance(step, int) and step % tokens == 0
-    return ("batch_tokens", tokens) if is_right else None
+    tokens = _whole(given.get("sequence_length", defaults.sequence_length))
+    if tokens is None:
+        return None
+    step = _whole(given.get("batch_tokens", tokens))
+    return ("batch_tokens", tokens) if step and step % tokens == 0 else None
 
 
 def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+    """A number of 1 or more as `TrainSettings` will read it, which takes 1e6 for a whole one. None for all else."""
+    is_whole = isinstance(value, (int, float)) and not isinstance(value, bool) and value == value // 1
+    return int(value) if is_whole and 0 < value < math.inf else None
