@@ -536,6 +536,21 @@ def test_a_file_is_found_beside_the_settings_and_named_in_messages(tmp_path):
     assert "deepspeed.zero_optimization.stage in the command line makes" in str(caught.value)
 
 
+def test_a_file_and_keys_of_a_file_on_one_command_line_are_refused(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps(SQUAD))
+    file, key = f"--deepspeed={tmp_path / 'ds.json'}", "--deepspeed.zero_optimization.stage=3"
+    for arguments in ([file, key], [key, file]):
+        with pytest.raises(ConfigError, match="give deepspeed both as a whole and in parts, of which only the later would count"):
+            settle(None, arguments)
+    with pytest.raises(ConfigError, match=r"give deepspeed\.zero_optimization both as a whole"):
+        settle(None, ["--deepspeed.zero_optimization=true", key])
+    whole = '--deepspeed={"zero_optimization":{"overlap_comm":true}}'
+    assert settle(None, [whole, key, "--deepspeed.bf16.enabled=true"]).deepspeed == {
+        "zero_optimization": {"overlap_comm": True, "stage": 3},
+        "bf16": {"enabled": True},
+    }
+
+
 def test_keys_that_are_wrong_are_said_with_the_file_that_holds_them(tmp_path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2, "stagee": 3}, "tensorboard": {"enabled": True}}))

@@ -67,7 +67,7 @@ def overrides_to_mapping(arguments: Iterable[str]) -> dict[str, Any]:
     Values are read as JSON where they are JSON (numbers, true, false, null, lists) and as text otherwise.
 
     Raises:
-        ConfigError: an argument that is not ``--name=value``.
+        ConfigError: an argument that is not ``--name=value``, or a name with both a value and names below it.
     """
     mapping: dict[str, Any] = {}
     problems = []
@@ -85,10 +85,27 @@ def overrides_to_mapping(arguments: Iterable[str]) -> dict[str, Any]:
         nested: Any = parse_scalar(text)
         for key in reversed(name.split(".")):
             nested = {key: nested}
+        if both := _value_and_section(mapping, nested):
+            problems.append(
+                f"{argument!r} and another argument give {both} both as a whole and in parts, of which only the later would count. "
+                "Remove one of them."
+            )
         mapping = merge(mapping, nested)
     if problems:
         raise ConfigError(problems)
     return mapping
+
+
+def _value_and_section(one: Mapping[str, Any], other: Mapping[str, Any], path: str = "") -> str | None:
+    """The dotted name that is a mapping in one of two and something else in the other, None when there is none."""
+    for key in one.keys() & other.keys():
+        values = one[key], other[key]
+        mappings = [isinstance(value, Mapping) for value in values]
+        if all(mappings) and (found := _value_and_section(*values, f"{path}{key}.")):
+            return found
+        if any(mappings) and not all(mappings):
+            return f"{path}{key}"
+    return None
 
 
 def parse_scalar(text: str) -> Any:
