@@ -194,16 +194,17 @@ decides what each operation computes in, the same in every strategy; fsdp2 and Z
 sum gradients in fp32. With fp16 the loss is scaled. When the gradient of a step is not finite, on whichever rank, all ranks
 leave the update out: parameters and optimizer state stay as they were, the scale halves, and **the step counts**: step counter,
 data and learning rates move on, so that every strategy and number of ranks sees the same data and rates at the same step. The
-scale is part of a checkpoint. fp8 computes the matrix products of the repeated layers by torchao's dynamic scaling (`pip install
-"traincluster[fp8]"`), on NVIDIA GPUs of compute capability 8.9 or more; tests have seen its refusals, and once, by hand,
-torchao 0.18's emulation on a CPU with ddp and fsdp2, but no GPU. `tf32` is for fp32 on NVIDIA GPUs from A100 on, and an error
-elsewhere.
+scale is part of a checkpoint. It begins at 2^16, where fsdp2, ZeRO and tensor parallelism, whose parameters compute in fp16,
+may leave out a first step that ddp takes. fp8 computes the matrix products of the repeated layers by torchao's dynamic scaling
+(`pip install "traincluster[fp8]"`), on NVIDIA GPUs of compute capability 8.9 or more; tests have seen its refusals, and once,
+by hand, torchao 0.18's emulation on a CPU with ddp and fsdp2, but no GPU. `tf32` is for fp32 on NVIDIA GPUs from A100 on, and
+an error elsewhere.
 
 **Activation checkpointing** and **compile** work on the model's repeated layers (the elements of its `nn.ModuleList` or
 `nn.Sequential` of layers of one class), before they are sharded. `activation_checkpointing: selective` is refused with zero3,
-whose linear layers with a bias would get wrong gradients: take `full`, or fsdp2. Compiling needs a C++ compiler, which is looked for before
-training. **The first compiled step can take a minute or more**: a small GPT took 20 s more of processor time on a
-free CPU, and equal layers share what is compiled, so that 4 took as long as 12. Nothing is printed meanwhile.
+whose linear layers with a bias would get wrong gradients: take `full`, or fsdp2. Compiling needs a C++ compiler, which is
+looked for before training. **The first compiled step can take a minute or more**: a small GPT took 20 s more of processor time
+on a free CPU, and equal layers share what is compiled, so that 4 took as long as 12. Nothing is printed meanwhile.
 
 ## How well they agree
 
