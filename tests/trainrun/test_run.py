@@ -53,6 +53,82 @@ def test_a_loop_without_a_step_is_an_error(alone: Start, dataset: str) -> None:
         next(steps)
 
 
+def own_model(run: Run, model: Any, data: Any) -> None:
+    for batch in data.micro_batches():
+        run.backward(model.module.loss(batch))
+
+
+def forwards_first(run: Run, model: Any, data: Any) -> None:
+    losses = [model.loss(batch) for batch in data.micro_batches()]
+    for loss in losses:
+        run.backward(loss)
+
+
+def a_list(run: Run, model: Any, data: Any) -> None:
+    for batch in list(data.micro_batches()):
+        run.backward(model.loss(batch))
+
+
+def evaluated_with_gradients(run: Run, model: Any, data: Any) -> None:
+    for batch in data.micro_batches():
+        run.backward(model.loss(batch))
+    model.loss(batch)
+
+
+def own_backward(run: Run, model: Any, data: Any) -> None:
+    for batch in data.micro_batches():
+        loss = model.loss(batch)
+    loss.backward()
+
+
+def no_backward(run: Run, model: Any, data: Any) -> None:
+    for _ in data.micro_batches():
+        pass
+
+
+def one_left_out(run: Run, model: Any, data: Any) -> None:
+    for number, batch in enumerate(data.micro_batches()):
+        if number:
+            run.backward(model.loss(batch))
+
+
+@pytest.mark.parametrize(
+    ("micro_batch", "passes", "message"),
+    [
+        (4, own_model, r"Use the model that run\.prepare\(\) returned"),
+        (4, forwards_first, r"Call run\.backward\(loss\) after each model\.loss"),
+        (4, a_list, r"not over a list of it"),
+        (4, evaluated_with_gradients, r"evaluate under torch\.no_grad\(\)"),
+        (8, own_backward, r"not loss\.backward\(\)"),
+        (4, no_backward, r"for 0 of this step's 2 micro-batches"),
+        (4, one_left_out, r"for 1 of this step's 2 micro-batches"),
+    ],
+)
+def test_passes_that_would_train_on_wrong_gradients_are_refused(
+    alone: Start, dataset: str, micro_batch: int, passes: Callable[..., None], message: str
+) -> None:
+    run = alone(f"--data={dataset}", f"--micro_batch={micro_batch}")
+    model, optimizer, data = prepared(run)
+    next(run.steps())
+    with pytest.raises(RuntimeError, match=message):
+        passes(run, model, data)
+        run.step(optimizer)
+
+
+def test_several_calls_own_losses_and_evaluation_without_gradients_are_allowed(alone: Start, dataset: str) -> None:
+    run = alone(f"--data={dataset}", "--steps=2")
+    model, optimizer, data = prepared(run)
+    for _ in run.steps():
+        for batch in data.micro_batches():
+            run.backward(model(batch.inputs).square().sum() + model.loss(batch))
+            with torch.no_grad():
+                model.loss(batch)
+        run.step(optimizer)
+        with torch.no_grad():
+            model.loss(batch)
+    assert run.completed == 2
+
+
 @pytest.mark.parametrize("way", ["signal", "file"])
 def test_a_stop_ends_the_run_after_the_step_with_code_75(
     alone: Start, dataset: str, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]

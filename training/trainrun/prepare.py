@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import nn
 
 from trainrun.strategies.base import Strategy
@@ -18,14 +19,20 @@ class PreparedModel:
         strategy: has prepared the model already.
         last_micro_batch: whether the call belongs to the last micro-batch of a step, after which gradients are summed
             over the ranks; before it they only accumulate.
+        passed: is told what each call with gradients enabled returned.
         advised: a context that explains failed allocations.
     """
 
     def __init__(
-        self, strategy: Strategy, *, last_micro_batch: Callable[[], bool], advised: Callable[[], AbstractContextManager[None]]
+        self,
+        strategy: Strategy,
+        *,
+        last_micro_batch: Callable[[], bool],
+        passed: Callable[[Any], None],
+        advised: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self.strategy = strategy
-        self._last_micro_batch, self._advised = last_micro_batch, advised
+        self._last_micro_batch, self._passed, self._advised = last_micro_batch, passed, advised
 
     @property
     def module(self) -> nn.Module:
@@ -34,13 +41,18 @@ class PreparedModel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's forward."""
-        with self._advised():
-            return self.strategy.call("__call__", args, kwargs, last=self._last_micro_batch())
+        return self._call("__call__", args, kwargs)
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
         """The model's ``loss``: by contract the sum over the batch's valid tokens."""
+        return self._call("loss", args, kwargs)
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._advised():
-            return self.strategy.call("loss", args, kwargs, last=self._last_micro_batch())
+            result = self.strategy.call(method, args, kwargs, last=self._last_micro_batch())
+        if torch.is_grad_enabled():
+            self._passed(result)
+        return result
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)

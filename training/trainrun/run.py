@@ -27,6 +27,7 @@ from trainrun.metrics.flops import flops_of
 from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
+from trainrun.passes import Passes
 from trainrun.prepare import PreparedModel
 from trainrun.probe import fitting_micro_batch, out_of_memory_advice, said
 from trainrun.profile import ProfiledSteps
@@ -104,6 +105,7 @@ class Run:
         self._optimizer: torch.optim.Optimizer | None = None
         self._data: Stream | None = None
         self._state: TrainState | None = None
+        self._passes = Passes()
         self._peaks: list[float] = []
         self._loss = torch.zeros((), device=ranks.device)
         self._norm: Tensor | float = torch.zeros((), device=ranks.device)
@@ -131,7 +133,9 @@ class Run:
         self._strategy.weights = weights
         self._optimizer = optimizer
         self._strategy.prepare(model, optimizer)
-        prepared = PreparedModel(self._strategy, last_micro_batch=self._last_micro_batch, advised=self._advised)
+        prepared = PreparedModel(
+            self._strategy, last_micro_batch=self._last_micro_batch, passed=self._passed, advised=self._advised
+        )
         seed_everything(stream_seed(self.settings.seed, self.ranks.data_rank, 0))  # from here on they draw apart (dropout)
         return prepared, optimizer
 
@@ -252,11 +256,15 @@ class Run:
         Args:
             loss: the sum over the micro-batch's valid tokens. It is divided by the step's count of valid tokens over all
                 ranks and micro-batches, so that neither their number nor their sizes change the step.
+
+        Raises:
+            RuntimeError: the loss is not of the prepared model, or the micro-batch had its backward pass already.
         """
         if self._data is None or self._strategy is None:
             raise RuntimeError(
                 "Call run.tokens() and run.prepare() before run.backward(): it divides the loss by the step's valid tokens."
             )
+        self._passes.backward(self._data.given)
         loss = loss / self._data.valid_tokens
         self._loss += loss.detach()
         with self._advised():
@@ -266,12 +274,13 @@ class Run:
         """Clip, set the learning rate of this step, update, and move on: data, counters, metrics.
 
         Raises:
-            RuntimeError: the step's micro-batches were not all used.
+            RuntimeError: the step's micro-batches were not all used, each with its own forward and backward pass.
         """
         if self._data is None or self._strategy is None or not self._data.complete:
             raise RuntimeError(
                 "Use all of data.micro_batches() before run.step(optimizer): gradients of this step are incomplete."
             )
+        self._passes.end_step(self._data.given)
         self._stop.ask()
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
@@ -364,6 +373,9 @@ class Run:
             step = self.completed + 1
             advice = out_of_memory_advice(error, settings=self.settings, step=step, ranks=self.ranks)
             raise MemoryError(advice) from error
+
+    def _passed(self, result: Any) -> None:
+        self._passes.forward(0 if self._data is None else self._data.given, result)
 
     def _last_micro_batch(self) -> bool:
         return self._data is None or self._data.complete

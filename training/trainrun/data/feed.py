@@ -74,6 +74,11 @@ class Feed(abc.ABC):
         """Whether all micro-batches of the present step were given out, the last of them included."""
         return self._given == self.share
 
+    @property
+    def given(self) -> int:
+        """Micro-batches of the present step that were given out."""
+        return -(-self._given // self._micro_batch)
+
     def micro_batches(self) -> Iterator[Batch]:
         """This rank's share of the present step. `trainrun.run.Run.step` moves on to the next."""
         self._given = 0
