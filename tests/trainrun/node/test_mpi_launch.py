@@ -17,6 +17,7 @@ from trainrun.node.mpi_launch import MpiHost, MpiMember, MpiNode
 from trainrun.node.mpi_program import Mpirun
 from trainrun.node.mpi_ranks import MpiRanks
 from trainrun.node.places import Places
+from trainrun.node.processes import kill_descendants
 from trainrun.spec import ClusterSpec, TimeoutSpec
 
 MPIRUN = """#!/bin/sh
@@ -73,6 +74,17 @@ def wait_for(condition, seconds=60.0):
     while not condition():
         assert time.monotonic() < deadline, "it did not come to that"
         time.sleep(0.02)
+
+
+@pytest.fixture(autouse=True)
+def spare_other_tests(monkeypatch):
+    """A launch ends whatever its agent has left behind; here the agent is the process of the tests, which others need."""
+
+    def kill(pid):
+        if pid != os.getpid():
+            kill_descendants(pid)
+
+    monkeypatch.setattr("trainrun.node.mpi_launch.kill_descendants", kill)
 
 
 @pytest.fixture
