@@ -87,8 +87,8 @@ def overrides_to_mapping(arguments: Iterable[str]) -> dict[str, Any]:
             nested = {key: nested}
         if both := _value_and_section(mapping, nested):
             problems.append(
-                f"{argument!r} and another argument give {both} both as a whole and in parts, of which only the later would count. "
-                "Remove one of them."
+                f"{argument!r} and another argument give {both} both as a whole and in parts, of which only the later would "
+                "count. Remove one of them."
             )
         mapping = merge(mapping, nested)
     if problems:
