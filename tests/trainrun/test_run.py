@@ -129,6 +129,47 @@ def test_several_calls_own_losses_and_evaluation_without_gradients_are_allowed(a
     assert run.completed == 2
 
 
+def test_a_run_has_one_model_and_one_optimizer(alone: Start, dataset: str) -> None:
+    run = alone(f"--data={dataset}")
+    model, _, data = prepared(run)
+    other = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(RuntimeError, match=r"run\.prepare\(\) was called before"):
+        run.prepare(model.module, other)
+    for batch in data.micro_batches():
+        run.backward(model.loss(batch))
+    with pytest.raises(RuntimeError, match=r"another optimizer \(SGD\) than run\.prepare\(\) returned"):
+        run.step(other)
+
+
+def test_a_group_added_after_prepare_is_refused(alone: Start, dataset: str) -> None:
+    run = alone(f"--data={dataset}")
+    model, optimizer, data = prepared(run)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+    for batch in data.micro_batches():
+        run.backward(model.loss(batch))
+    with pytest.raises(RuntimeError, match=r"Call add_param_group before run\.prepare\(\)"):
+        run.step(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "message"),
+    [
+        (lambda loss: (loss, 1), TypeError, "got a tuple"),
+        (lambda loss: 0.5, TypeError, "got a float"),
+        (lambda loss: loss.detach(), ValueError, "a loss without gradients"),
+        (lambda loss: loss.reshape(1, 1), ValueError, r"of shape \(1, 1\)"),
+    ],
+)
+def test_a_loss_is_one_number_with_gradients(
+    alone: Start, dataset: str, wrong: Callable[[Any], Any], error: type[Exception], message: str
+) -> None:
+    run = alone(f"--data={dataset}")
+    model, _, data = prepared(run)
+    loss = model.loss(next(data.micro_batches()))
+    with pytest.raises(error, match=message):
+        run.backward(wrong(loss))
+
+
 @pytest.mark.parametrize("way", ["signal", "file"])
 def test_a_stop_ends_the_run_after_the_step_with_code_75(
     alone: Start, dataset: str, tmp_path: Path, way: str, capsys: pytest.CaptureFixture[str]

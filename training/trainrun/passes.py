@@ -74,3 +74,19 @@ class Passes:
                 "Call run.backward(model.loss(batch)) for each."
             )
         self._done.clear()
+
+
+def require_loss(loss: object) -> None:
+    """Require what a backward pass can start from.
+
+    Raises:
+        TypeError: no tensor.
+        ValueError: more than one number, or nothing that requires gradients.
+    """
+    wanted = "Give it one number that requires gradients: the sum over the micro-batch's valid tokens, as model.loss returns it."
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"run.backward() got a {type(loss).__name__}. {wanted}")
+    if loss.ndim:
+        raise ValueError(f"run.backward() got a loss of shape {tuple(loss.shape)}. {wanted}")
+    if not loss.requires_grad:
+        raise ValueError(f"run.backward() got a loss without gradients (detached, or made under torch.no_grad()). {wanted}")

@@ -27,7 +27,7 @@ from trainrun.metrics.flops import flops_of
 from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
-from trainrun.passes import Passes
+from trainrun.passes import Passes, require_loss
 from trainrun.prepare import PreparedModel
 from trainrun.probe import fitting_micro_batch, out_of_memory_advice, said
 from trainrun.profile import ProfiledSteps
@@ -124,7 +124,16 @@ class Run:
             model: as made on every rank; rank 0's weights are sent to the others.
             optimizer: over the model's parameters. The learning rate of each of its groups is the peak of the schedule.
             weights: where to read what the model has on the meta device; the model's own ``initial`` by default.
+
+        Raises:
+            RuntimeError: the run has a model already.
+            ConfigError: model, optimizer or machine do not go with the settings.
         """
+        if self._strategy is not None:
+            raise RuntimeError(
+                "run.prepare() was called before: a run trains one model with one optimizer. For several models, put them into "
+                "one nn.Module and give the optimizer one group of parameters for each."
+            )
         self._peaks = [float(group["lr"]) for group in optimizer.param_groups]
         length = self.settings.sequence_length if self._data is None else self._data.sequence_length
         self._progress.describe(flops_of(model, sequence_length=length))
@@ -259,11 +268,14 @@ class Run:
 
         Raises:
             RuntimeError: the loss is not of the prepared model, or the micro-batch had its backward pass already.
+            TypeError: the loss is no tensor.
+            ValueError: it has more than one number, or nothing that requires gradients.
         """
         if self._data is None or self._strategy is None:
             raise RuntimeError(
                 "Call run.tokens() and run.prepare() before run.backward(): it divides the loss by the step's valid tokens."
             )
+        require_loss(loss)
         self._passes.backward(self._data.given)
         loss = loss / self._data.valid_tokens
         self._loss += loss.detach()
@@ -274,12 +286,14 @@ class Run:
         """Clip, set the learning rate of this step, update, and move on: data, counters, metrics.
 
         Raises:
-            RuntimeError: the step's micro-batches were not all used, each with its own forward and backward pass.
+            RuntimeError: the step's micro-batches were not all used, each with its own forward and backward pass; or the
+                optimizer is not as it was prepared.
         """
         if self._data is None or self._strategy is None or not self._data.complete:
             raise RuntimeError(
                 "Use all of data.micro_batches() before run.step(optimizer): gradients of this step are incomplete."
             )
+        self._require_prepared(optimizer)
         self._passes.end_step(self._data.given)
         self._stop.ask()
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
@@ -297,6 +311,17 @@ class Run:
         if self._progress.is_due(self.completed):
             self._log(norm, learning_rate=self._peaks[0] * fraction)
         self._loss.zero_()
+
+    def _require_prepared(self, optimizer: torch.optim.Optimizer) -> None:
+        if optimizer is not self._optimizer:
+            raise RuntimeError(
+                f"run.step() got another optimizer ({type(optimizer).__name__}) than run.prepare() returned. Give it that one."
+            )
+        if len(optimizer.param_groups) != len(self._peaks):
+            raise RuntimeError(
+                f"The optimizer has {len(optimizer.param_groups)} groups of parameters, and had {len(self._peaks)} in "
+                "run.prepare(). Call add_param_group before run.prepare(): later ones would not be spread over the ranks."
+            )
 
     def check_finite(self) -> None:
         """Raise when the last gradient was not finite: from then on neither are the parameters.
