@@ -246,12 +246,28 @@ def test_ux_03_without_the_world_the_sizes_are_taken_and_not_judged():
         ({"train_batch_size": "auto", "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": "auto"}, {}, 64, 4),
         ({"gradient_accumulation_steps": 4}, {"micro_batch": 2}, 64, 2),
         ({"gradient_accumulation_steps": 2}, {"batch_tokens": 32 * 256}, 32, 2),
+        ({"gradient_accumulation_steps": 2}, {}, 8 * 2 * 8, 8),  # the micro-batch is our default
+        ({"gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": "auto"}, {}, 8 * 8, 8),
+        ({"gradient_accumulation_steps": 1, "train_micro_batch_size_per_gpu": "auto"}, {"micro_batch": 3}, 3 * 8, 3),
         ({"train_batch_size": 32, "gradient_accumulation_steps": "auto"}, {}, 32, 8),  # both are ours to choose
     ],
 )
 def test_two_sizes_give_the_third(sizes, given, train, micro):
     settings = read({"zero_optimization": {"stage": 1}, **sizes}, ranks=8, **given)
     assert (settings.batch_tokens // 256, settings.micro_batch) == (train, micro)
+
+
+@pytest.mark.parametrize("ranks", [None, 8])
+def test_accumulation_alone_does_not_go_with_a_micro_batch_that_is_measured(ranks):
+    (problem,) = problems({"gradient_accumulation_steps": 2}, ranks=ranks, micro_batch="auto")
+    assert "deepspeed.gradient_accumulation_steps is 2, but micro_batch is 'auto' and nothing gives the size of a step" in problem
+    assert "Give micro_batch as a number or batch_tokens, or remove gradient_accumulation_steps." in problem
+
+
+def test_accumulation_of_examples_takes_the_default_micro_batch():
+    document = {"gradient_accumulation_steps": 2, "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto"}
+    settings = read(document, ranks=3, finetune={"model": "models/llama"})
+    assert (settings.batch_examples, settings.micro_batch) == (8 * 2 * 3, 8)
 
 
 def test_all_three_sizes_are_checked():

@@ -105,10 +105,18 @@ def _add_batch(
         translation.say(setting, file.train * tokens, f"deepspeed.{NAMES[0]}{what}")
     if file.micro is not None:
         translation.say("micro_batch", file.micro, f"deepspeed.{NAMES[1]}")
+    sizes = batch_sizes(given, defaults=defaults)
+    if sizes.accumulation is not None and (sizes.train, sizes.micro) == (None, None):
+        translation.problems.append(
+            f"deepspeed.{NAMES[2]} is {sizes.accumulation}, but micro_batch is "
+            f"{given.get('micro_batch', defaults.micro_batch)!r} and nothing gives the size of a step. "
+            f"Give micro_batch as a number or {setting}, or remove {NAMES[2]}."
+        )
+        return
     if ranks is None or any(_contradictions(translation, given, origins)):
         return
     try:
-        sizes = batch_sizes(given, defaults=defaults).with_ranks(ranks)
+        sizes = sizes.with_ranks(ranks)
     except ConfigError as error:
         translation.problems.extend(error.problems)
         return
@@ -119,8 +127,9 @@ def _add_batch(
 
 
 def batch_sizes(given: Mapping[str, Any], *, defaults: TrainSettings = STANDARD) -> BatchSizes:
-    """The sizes of the ``deepspeed`` mapping in ``given``, completed by the user's settings, and where it says "auto" and nothing
-    else decides by the defaults. All None without such a mapping, or when a setting that counts is wrong.
+    """The sizes of the ``deepspeed`` mapping in ``given``, completed by the user's settings, and where nothing else decides by
+    the defaults: what it says "auto" of, and the micro-batch of which it gives the accumulation alone. All None without such a
+    mapping, or when a setting that counts is wrong.
     """
     document = given.get("deepspeed")
     file = translate(document).batch if isinstance(document, Mapping) else BatchSizes()
@@ -133,6 +142,8 @@ def batch_sizes(given: Mapping[str, Any], *, defaults: TrainSettings = STANDARD)
     micro = file.micro or micro
     if train is None and NAMES[0] in file.automatic and [micro, file.accumulation].count(None):
         train = getattr(defaults, setting) // tokens or None  # of examples there may be no default
+    if file.accumulation is not None and train is None and micro is None:
+        micro = _whole(given.get("micro_batch", defaults.micro_batch))  # a step follows from it, as in DeepSpeed
     return BatchSizes(train, micro, file.accumulation, file.automatic)
 
 
