@@ -14,10 +14,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainrun.config import ConfigError
-from trainrun.ranks import Ranks
+from trainrun.ranks import Ranks, leave
 from trainrun.settings import TrainSettings
 from trainrun.strategies.base import Strategy
 from trainrun.strategies.choose import strategy_of
+from trainrun.strategies.divisible import indivisible
 
 ALONE = Ranks(0, 1, 0, torch.device("cpu"), None, None)
 
@@ -60,6 +61,30 @@ def test_frozen_parameters_need_not_be_in_the_optimizer() -> None:
     prepared.backward(prepared.call("__call__", (torch.ones(4),), {}, last=True).sum(), last=True)
     prepared.update(optimizer, clip_norm=1.0)
     assert torch.equal(made[0][0].weight, before)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "zero1", "zero2", "zero3"])
+@pytest.mark.parametrize(
+    ("parameter", "sentence"),
+    [
+        (torch.tensor(1.0), r"have no dimension to divide; give them the shape \(1,\), or set strategy to ddp, .*: logit_scale"),
+        (torch.ones(2, dtype=torch.complex64), r"are complex; make them of real numbers.*: logit_scale\."),
+        (torch.ones(0), r"have no elements; remove them, .*: logit_scale\."),
+    ],
+)
+def test_parameters_that_cannot_be_divided_are_refused(name: str, parameter: Tensor, sentence: str) -> None:
+    if name.startswith("zero"):
+        pytest.importorskip("deepspeed")
+    made = model()
+    made.register_parameter("logit_scale", nn.Parameter(parameter))
+    if not parameter.numel() and name != "zero3":
+        assert indivisible(made, name) == []
+        return
+    try:
+        with pytest.raises(ConfigError, match=sentence):
+            strategy(strategy=name).prepare(made, torch.optim.SGD(made.parameters()))
+    finally:
+        leave()  # DeepSpeed makes a group of one
 
 
 @pytest.mark.parametrize(
@@ -184,9 +209,10 @@ def test_ddp_imports_neither_deepspeed_nor_a_compiler() -> None:
     code = """
 import sys
 import torch
-from trainrun.ranks import Ranks
+from trainrun.ranks import Ranks, leave
 from trainrun.settings import TrainSettings
 from trainrun.strategies.choose import strategy_of
+from trainrun.strategies.divisible import indivisible
 strategy_of(TrainSettings(strategy="ddp"), Ranks(0, 1, 0, torch.device("cpu"), None, None))
 print([name for name in ("deepspeed", "transformers", "torch._inductor") if name in sys.modules])
 """

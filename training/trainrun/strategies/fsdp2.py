@@ -10,8 +10,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from trainrun.config import ConfigError
 from trainrun.models.weights import Weights, give_buffers_memory, on_meta, weights_of
 from trainrun.precision import COMPUTED_IN, autocast
+from trainrun.strategies.divisible import indivisible
 from trainrun.strategies.mesh import data_mesh, mesh_of
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.tensor_parallel import split
@@ -24,6 +26,12 @@ class FSDP2(TorchStrategy):
     With ``sharding.shard_size`` the shards lie on so many neighbouring ranks, and the others have replicas of them. With
     offload the shards of parameters, gradients and optimizer state lie in the CPU's memory, where they are updated.
     """
+
+    def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        problems = indivisible(model, self.settings.strategy)
+        if problems:
+            raise ConfigError(problems)
+        super().prepare(model, optimizer)
 
     def _spread(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
         self.mesh = mesh_of(self.ranks, shard_size=self.settings.sharding.shard_size)

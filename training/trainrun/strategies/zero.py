@@ -18,6 +18,7 @@ from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 from trainrun.strategies import zero_parts
 from trainrun.strategies.base import Strategy
+from trainrun.strategies.divisible import indivisible
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.torch_base import prepare_units, trained_names
 from trainrun.strategies.zero_engine import (
@@ -56,7 +57,7 @@ class ZeRO(Strategy):
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         deepspeed = load_deepspeed(self.ranks)
-        self._require_support(optimizer)
+        self._require_support(model, optimizer)
         trained_names(model, optimizer)
         set_tf32(self.settings, self.ranks.device)
         self.module = model.float()
@@ -179,11 +180,11 @@ class ZeRO(Strategy):
     def _trained(self) -> list[zero_parts.Trained]:
         return zero_parts.trained(self.engine.optimizer, self.module, {} if self._disk is None else self._disk.read())
 
-    def _require_support(self, optimizer: torch.optim.Optimizer) -> None:
+    def _require_support(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Raise a ConfigError of all that DeepSpeed cannot do here, or would do wrong."""
         from deepspeed.accelerator import get_accelerator
 
-        problems = []
+        problems = indivisible(model, self.settings.strategy)
         if self.settings.precision == "fp16" and not get_accelerator().is_fp16_supported():
             problems.append('precision is "fp16", which DeepSpeed does not have on this CPU. Set precision to "bf16" or "fp32".')
         if not any(kind.__name__ in ELEMENTWISE for kind in type(optimizer).__mro__):
