@@ -13,6 +13,7 @@ from trainrun.deepspeed_json.translate import translate
 from trainrun.deepspeed_json.translation import Translation
 from trainrun.deepspeed_json.zero import BY_WIDTH
 from trainrun.settings.train import TrainSettings
+from trainrun.words import counted
 
 ZERO = "zero_optimization"
 
@@ -67,7 +68,7 @@ def remarks(settings: TrainSettings) -> list[str]:
     unused = (
         [f"deepspeed.{ZERO}: {', '.join(idle)} have no effect on strategy {strategy!r}."] if idle and strategy == "ddp" else []
     )
-    return [*_became(translation, settings), *translation.notes, *unused]
+    return [*_became(translation, settings), *translation.notes, *_left_out(translation, settings), *unused]
 
 
 def _became(translation: Translation, settings: TrainSettings) -> Iterator[str]:
@@ -78,3 +79,20 @@ def _became(translation: Translation, settings: TrainSettings) -> Iterator[str]:
         values[values.index("precision fp32")] += " (--precision=bf16 or fp16 decides)"
     if values:
         yield f'"auto" in the DeepSpeed file became: {", ".join(values)}.'
+
+
+def _left_out(translation: Translation, settings: TrainSettings) -> Iterator[str]:
+    """What DeepSpeed would not do without a key, and trainrun does."""
+    decided = {*translation.said, *translation.automatic}
+    optimizer = settings.optimizer
+    if "optimizer.clip_norm" not in decided and optimizer.clip_norm:
+        yield (
+            "deepspeed.gradient_clipping is not set, without which DeepSpeed does not clip: gradients are clipped at "
+            f"{optimizer.clip_norm:g} here (optimizer.clip_norm; 0 switches it off)."
+        )
+    if "optimizer.schedule" not in decided and (optimizer.schedule != "constant" or optimizer.warmup_steps):
+        yield (
+            "deepspeed.scheduler is not set, without which DeepSpeed keeps the learning rate: here it has a warm-up of "
+            f"{counted(optimizer.warmup_steps, 'step')} and the schedule {optimizer.schedule!r} (optimizer.warmup_steps, "
+            "optimizer.schedule)."
+        )
