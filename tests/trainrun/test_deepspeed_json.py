@@ -287,7 +287,15 @@ def test_all_three_sizes_are_checked():
     document = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 3}
     (problem,) = problems(document, ranks=8)
     assert "64 != 4 * 3 * 8" in problem
-    assert "no number of ranks" in problem
+    assert "no number of ranks; for 8 ranks make train_batch_size 96." in problem
+    (problem,) = problems({**document, "train_batch_size": 24}, ranks=1)
+    assert "These sizes go with 2 ranks; for 1 rank make train_batch_size 12." in problem
+    (problem,) = problems({**document, "train_batch_size": 12}, ranks=2)
+    assert "These sizes go with 1 rank; for 2 ranks make train_batch_size 24." in problem
+    (problem,) = problems({"train_batch_size": 24, "train_micro_batch_size_per_gpu": 5}, ranks=1)
+    assert problem.endswith("for 1 rank make train_batch_size a multiple of 5.")
+    (problem,) = problems({"train_batch_size": 24}, ranks=1, micro_batch=5)
+    assert problem.endswith("for 1 rank make train_batch_size a multiple of 5.")
 
 
 def test_a_batch_that_the_settings_give_otherwise_is_shown_in_sequences_and_tokens():

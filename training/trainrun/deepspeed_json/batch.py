@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from trainrun.config import ConfigError
 from trainrun.deepspeed_json.section import AUTO, Section, whole
+from trainrun.words import counted
 
 NAMES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -52,10 +53,12 @@ class BatchSizes:
             _fitting(self.train // unit, ranks, alone=bool(self.micro and self.accumulation)) if self.train % unit == 0 else []
         )
         fit = " or ".join(f"{count:,}" for count in fitting) or "no number of"
+        noun = "rank" if fitting == [1] else "ranks"
+        wanted = f"{unit * ranks}" if self.micro and self.accumulation else f"a multiple of {unit * ranks}"
         return (
             f"deepspeed.{NAMES[0]} must be {NAMES[1]} x {NAMES[2]} x ranks, but "
-            f"{self.train} != {micro} * {accumulation} * {ranks}. These sizes go with {fit} ranks; for {ranks} ranks make "
-            f"{NAMES[0]} a multiple of {unit * ranks}."
+            f"{self.train} != {micro} * {accumulation} * {ranks}. These sizes go with {fit} {noun}; for "
+            f"{counted(ranks, 'rank')} make {NAMES[0]} {wanted}."
         )
 
 

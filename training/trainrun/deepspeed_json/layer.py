@@ -11,6 +11,7 @@ from trainrun.deepspeed_json.batch import NAMES, BatchSizes
 from trainrun.deepspeed_json.translate import translate
 from trainrun.deepspeed_json.translation import Said, Translation
 from trainrun.settings.train import TrainSettings
+from trainrun.words import counted
 
 STANDARD = TrainSettings()
 
@@ -121,9 +122,11 @@ def _add_batch(
         translation.problems.extend(error.problems)
         return
     if sizes.train is not None:
-        translation.said.setdefault(setting, Said(sizes.train * tokens, f"deepspeed.{NAMES[1]} x {NAMES[2]} on {ranks} ranks"))
+        translation.said.setdefault(
+            setting, Said(sizes.train * tokens, f"deepspeed.{NAMES[1]} x {NAMES[2]} on {counted(ranks, 'rank')}")
+        )
     if sizes.micro is not None:
-        translation.said.setdefault("micro_batch", Said(sizes.micro, f"deepspeed.{NAMES[0]} on {ranks} ranks"))
+        translation.said.setdefault("micro_batch", Said(sizes.micro, f"deepspeed.{NAMES[0]} on {counted(ranks, 'rank')}"))
 
 
 def batch_sizes(given: Mapping[str, Any], *, defaults: TrainSettings = STANDARD) -> BatchSizes:
