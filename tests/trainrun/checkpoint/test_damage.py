@@ -232,6 +232,14 @@ def test_another_model_is_an_error_that_names_what_differs(store: Store, alone: 
         run_to(alone, dataset, tmp_path, 4, "--model.tied=false")
 
 
+def test_a_model_of_the_same_shapes_that_computes_otherwise_is_refused(
+    store: Store, alone: Start, dataset: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)model\.heads was 2 .* and is 4 here\..*model\.rope_base was 10000\.0"):
+        run_to(alone, dataset, tmp_path, 4, "--model.heads=4", "--model.rope_base=500")
+    run_to(alone, dataset, tmp_path, 4, "--model.kv_heads=2", "--model.feed_forward=64")  # what 0 stood for
+
+
 def test_another_order_of_data_is_an_error(store: Store, alone: Start, dataset: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="trained with seed 0, this run has 7"):
         run_to(alone, dataset, tmp_path, 4, "--seed=7")

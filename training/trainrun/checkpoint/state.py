@@ -31,8 +31,9 @@ from trainrun.checkpoint.tensors import Named
 from trainrun.config import ConfigError, from_mapping, to_mapping
 from trainrun.data.stream import Stream
 from trainrun.errors import CheckpointError
+from trainrun.models.gpt import GPT
 from trainrun.ranks import Ranks, seed_everything, stream_seed
-from trainrun.settings import TrainSettings
+from trainrun.settings import ModelSettings, TrainSettings
 from trainrun.store import Store, StoreError, StoreKeyMissing, open_store
 from trainrun.strategies.base import Strategy
 from trainrun.words import counted
@@ -247,6 +248,7 @@ class TrainState:
         kinds = commit.kinds()
         model_parts = self._strategy.model_parts()
         self._require_same_model(model_parts, {n: kind for n, kind in kinds.items() if n.startswith("model/")}, commit.step)
+        self._require_same_bundled_model(commit)
         self._require_same_optimizer(commit)
         if self._data is not None:
             self._data.load_state(commit.data)
@@ -296,6 +298,21 @@ class TrainState:
             kind = [str(there[name].dtype).removeprefix("torch."), list(there[name].shape)]
             if here[name] != kind:
                 problems.append(f"{name} is {kind[0]} {kind[1]} in the checkpoint, {here[name][0]} {here[name][1]} here.")
+        if problems:
+            raise ConfigError([*problems, "Set the model back, or start another run by another name."])
+
+    def _require_same_bundled_model(self, commit: Commit) -> None:
+        """Raise a ConfigError where the bundled GPT would compute otherwise than it did, with weights of the same shapes."""
+        model, recorded = self._strategy.module, commit.settings.get("model")
+        if not isinstance(model, GPT) or model.settings != self._settings.model or recorded is None:
+            return  # of what another model was made, settings do not tell
+        before = _beyond_shapes(from_mapping(ModelSettings, recorded, source=f"the checkpoint of step {commit.step}"))
+        now = _beyond_shapes(self._settings.model)
+        problems = [
+            f"model.{name} was {before[name]!r} when the checkpoint of step {commit.step} was written, and is {now[name]!r} here."
+            for name in now
+            if before[name] != now[name]
+        ]
         if problems:
             raise ConfigError([*problems, "Set the model back, or start another run by another name."])
 
@@ -349,3 +366,11 @@ def _text_or_none(store: Store, step: int) -> str | None:
         return store.get(commit_key(step)).decode(errors="replace")
     except StoreKeyMissing:
         return None
+
+
+def _beyond_shapes(settings: ModelSettings) -> dict[str, Any]:
+    """What of the bundled GPT's settings its weights' shapes do not show."""
+    mapping = to_mapping(settings)
+    for name in ("preset", "vocabulary", "feed_forward"):
+        del mapping[name]
+    return {**mapping, "kv_heads": settings.kv_heads or settings.heads}
