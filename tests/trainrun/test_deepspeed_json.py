@@ -188,6 +188,16 @@ def test_what_auto_became_is_told_in_one_line():
     assert not any("auto" in remark for remark in remarks(read(SQUAD)))
 
 
+@pytest.mark.parametrize(("given", "wanted"), [({}, "full"), ({"activation_checkpointing": "selective"}, "selective")])
+def test_activations_are_recomputed_in_full_unless_the_settings_say_otherwise(given, wanted):
+    settings = read({"activation_checkpointing": {"partition_activations": True}}, **given)
+    assert settings.activation_checkpointing == wanted
+    assert (
+        "deepspeed.activation_checkpointing.partition_activations: activation_checkpointing says what is recomputed ('full' "
+        "unless you set it), and what is kept stays whole on its device."
+    ) in remarks(settings)
+
+
 def test_clipping_and_a_schedule_that_deepspeed_would_not_have_are_told():
     bare = {"zero_optimization": {"stage": 2}}
     clipping, schedule = remarks(read(bare))

@@ -96,6 +96,6 @@ def _read_activation_checkpointing(top: Section, into: Translation) -> None:
     if wants:
         into.implied["activation_checkpointing"] = "full"
         into.notes.append(
-            f"{', '.join(block.where(name) for name in wants)}: blocks are recomputed (activation_checkpointing: full) and keep "
-            "their inputs on the device."
+            f"{', '.join(block.where(name) for name in wants)}: activation_checkpointing says what is recomputed ('full' unless "
+            "you set it), and what is kept stays whole on its device."
         )
