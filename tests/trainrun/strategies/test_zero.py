@@ -282,6 +282,24 @@ def test_restored_weights_are_those_that_compute(alone: Ranks, stage: str) -> No
     assert float(loss) == 0.5 * 2 * 3 * 0.5  # frozen x outputs x inputs x weight
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_state_that_a_checkpoint_lacks_of_a_parameter_without_gradients_is_zero(alone: Ranks, stage: str) -> None:
+    """ddp and fsdp2 have no state of a parameter that was never used."""
+    model = Choosy()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    strategy = ZeRO(settings_of(f"--strategy={stage}"), alone)
+    strategy.prepare(model, optimizer)
+    wanted = {f"optimizer/first.weight/{key}": torch.empty(2, 3, device="meta") for key in ("exp_avg", "exp_avg_sq")}
+    wanted["optimizer/first.weight/step"] = torch.empty((), device="meta")
+    targets = strategy.optimizer_targets(optimizer, wanted)
+    assert {part.name for part in targets} == set(wanted)
+    for part in targets:
+        part.local.fill_(1.0)
+    found = {part.name: part.local for part in strategy.optimizer_parts(optimizer)}
+    assert found["optimizer/first.weight/exp_avg"].eq(1).all()
+    assert found["optimizer/second.weight/exp_avg"].eq(0).all()
+
+
 def test_a_gradient_that_is_not_finite_is_told_of_ever_after(alone: Ranks) -> None:
     """Without a loss scale nothing is skipped: DeepSpeed leaves the step out, and the run must stop at its next check."""
     for stage in STAGES:

@@ -156,7 +156,9 @@ class ZeRO(Strategy):
                 unknown.add(parameter)
         if unknown:
             raise ConfigError([f"The checkpoint has optimizer state for what is not trained here: {', '.join(sorted(unknown))}."])
-        return zero_parts.optimizer_parts(trained, optimizer, self.ranks)
+        parts = zero_parts.optimizer_parts(trained, optimizer, self.ranks)
+        # what never had a gradient has no state in other strategies' checkpoints: here, among others that have, it is zeros
+        return [part for part in parts if part.name in wanted]
 
     def values(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         scale = {} if self.loss_scale is None else {"strategy/loss_scale": self.loss_scale.state()}
