@@ -103,6 +103,12 @@ def test_a_window_beyond_the_last_step_is_an_error() -> None:
         TrainSettings(steps=10, profile=ProfileSettings(start_step=8, steps=4))
 
 
+def test_a_number_of_steps_without_a_first_one_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="steps is 5, but start_step is 0, which profiles nothing"):
+        ProfileSettings(steps=5)
+    assert ProfileSettings(steps=3) == ProfileSettings(), "the default is not told from what is not set"
+
+
 def test_memory_is_recorded_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a stand-in: there is no CUDA here."""
     switched: list[Any] = []

@@ -23,5 +23,10 @@ class ProfileSettings:
             problems.append(f"start_step is {self.start_step}. Allowed: 0 (no profile) or more.")
         if self.steps < 1:
             problems.append(f"steps is {self.steps}. Allowed: 1 or more.")
+        elif self.start_step == 0 and self.steps != ProfileSettings.steps:
+            problems.append(
+                f"steps is {self.steps}, but start_step is 0, which profiles nothing. Set start_step to the first step to "
+                "profile, or remove steps."
+            )
         if problems:
             raise ConfigError(problems)
