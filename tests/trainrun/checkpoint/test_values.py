@@ -153,6 +153,16 @@ def test_the_state_of_another_bundled_optimizer_is_refused(alone: Start, dataset
         train(alone, dataset, tmp_path, 4, "--optimizer.name=muon")
 
 
+def test_the_state_of_another_optimizer_of_ones_own_is_refused(alone: Start, dataset: str, tmp_path: Path) -> None:
+    def sgd(model: GPT, settings: Any) -> torch.optim.SGD:
+        return torch.optim.SGD(model.parameters(), lr=0.1)
+
+    train(alone, dataset, tmp_path, 2, make=sgd)
+    train(alone, dataset, tmp_path, 3, make=sgd)
+    with pytest.raises(ConfigError, match=r"trained by the optimizer SGD, this run has AdamW: their states are not alike"):
+        train(alone, dataset, tmp_path, 4, make=adamw)
+
+
 def test_settings_in_a_commit_are_the_resolved_ones(alone: Start, dataset: str, tmp_path: Path) -> None:
     train(alone, dataset, tmp_path, 2, "--strategy=auto", "--micro_batch=auto", make=adamw)
     commit = read_commit(open_store(str(tmp_path / "run")), 2)

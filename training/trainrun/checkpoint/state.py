@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 MOST_FAILURES = 3
 """Saves that may fail in a row before the run stops."""
 
+OPTIMIZER = "run/optimizer"
+"""The name of the value that tells the optimizer's class."""
+
 
 class TrainState:
     """Everything that a restart has to bring back: model, optimizer, position in the data, step and random streams.
@@ -178,7 +181,7 @@ class TrainState:
         parts = [*self._strategy.model_parts(), *self._strategy.optimizer_parts(self._optimizer)]
         streams, values = random_streams.random_state(self._ranks.rank, self._ranks.device)
         if self._ranks.first:
-            values |= self._strategy.values(self._optimizer)
+            values |= {**self._strategy.values(self._optimizer), OPTIMIZER: type(self._optimizer).__name__}
         return write.take_snapshot([*to_write(parts), *(whole(name, tensor) for name, tensor in streams.items())], values)
 
     def _commit(self, store: Store, step: int, attempt: str, shards: list[dict[str, Any]]) -> list[str]:
@@ -317,12 +320,20 @@ class TrainState:
             raise ConfigError([*problems, "Set the model back, or start another run by another name."])
 
     def _require_same_optimizer(self, commit: Commit) -> None:
-        """Raise a ConfigError where the state of one bundled optimizer would be taken for that of another."""
+        """Raise a ConfigError where the state of one optimizer would be taken for that of another."""
         before, now = commit.settings.get("optimizer", {}).get("name"), self._settings.optimizer.name
         if before != now:
             raise ConfigError(
                 [
                     f'The checkpoint of step {commit.step} was trained by optimizer.name "{before}", this run has "{now}": their '
+                    "states are not alike. Set it back, or start another run by another name."
+                ]
+            )
+        made, makes = commit.values().get(OPTIMIZER), type(self._optimizer).__name__
+        if made is not None and made != makes:  # a checkpoint of before this was recorded does not tell
+            raise ConfigError(
+                [
+                    f"The checkpoint of step {commit.step} was trained by the optimizer {made}, this run has {makes}: their "
                     "states are not alike. Set it back, or start another run by another name."
                 ]
             )
