@@ -362,6 +362,26 @@ def test_optimizers_that_look_at_whole_matrices_are_refused(alone: Ranks) -> Non
     prepared(alone, "--strategy=zero2", optimizer=lambda model: OwnAdamW(trained(model)))
 
 
+class Counting(torch.optim.SGD):
+    """Counts its steps in a number of Python's."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_state_that_is_no_tensor_is_refused_at_the_first_step(alone: Ranks, stage: str) -> None:
+    model = Choosy()
+    optimizer = Counting([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    strategy = ZeRO(settings_of(f"--strategy={stage}"), alone)
+    strategy.prepare(model, optimizer)
+    strategy.backward(strategy.call("loss", (("first", "second"),), {}, last=True), last=True)
+    with pytest.raises(ConfigError, match=r"Counting keeps state that is no tensor: count\. .* Make them tensors"):
+        strategy.update(optimizer, clip_norm=1.0)
+
+
 def test_a_group_of_frozen_parameters_is_refused(alone: Ranks) -> None:
     def groups(model: Any) -> torch.optim.Optimizer:
         trained = {"params": [model.first.weight, model.second.weight]}

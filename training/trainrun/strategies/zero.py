@@ -104,6 +104,7 @@ class ZeRO(Strategy):
             self._disk.forget()
         self._micro_batches = 0
         self.engine.step()
+        zero_parts.require_tensors(optimizer)
         norm = torch.as_tensor(self.engine.get_global_grad_norm(), dtype=torch.float32, device=self.ranks.device)
         if self.loss_scale is not None:
             self.loss_scale.update(finite=not zero.overflow)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.tensors import canonical
+from trainrun.config import ConfigError
 from trainrun.ranks import Ranks
 from trainrun.strategies.zero_nvme import WEIGHTS
 
@@ -168,6 +169,19 @@ def optimizer_parts(everything: list[Trained], optimizer: torch.optim.Optimizer,
             elif isinstance(value, Tensor):
                 parts.append(whole(name, value.detach(), copies=ranks.size, copy=ranks.rank))
     return parts
+
+
+def require_tensors(optimizer: torch.optim.Optimizer) -> None:
+    """Raise a ConfigError if the optimizer's state has something that is no tensor: checkpoints would be without it."""
+    others = {key for state in optimizer.state.values() for key, value in state.items() if not isinstance(value, Tensor)}
+    if others:
+        raise ConfigError(
+            [
+                f"{type(optimizer).__name__} keeps state that is no tensor: {', '.join(sorted(others))}. ZeRO has state for "
+                "stretches of parameters, and checkpoints of it have tensors alone. Make them tensors (a counter: "
+                "torch.tensor(0.0)), or set strategy to ddp or fsdp2."
+            ]
+        )
 
 
 def make_state(one: Trained, key: str, kind: Tensor, optimizer: torch.optim.Optimizer) -> None:
