@@ -135,6 +135,22 @@ def train(
     }
 
 
+def idle(out: Path, *, arguments: list[str]) -> dict[str, Any]:
+    """What is said of a model with a layer that its loss does not use."""
+    run = trainrun.start(arguments=arguments)
+    data = run.tokens()
+    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    gpt.idle = torch.nn.Linear(2, 2)
+    model, optimizer = run.prepare(gpt, torch.optim.SGD(gpt.parameters(), lr=0.1))
+    for batch in data.micro_batches():
+        run.backward(model.loss(batch))
+    try:
+        run.step(optimizer)
+    except RuntimeError as error:
+        return {"error": str(error)}
+    return {}
+
+
 def chosen(out: Path, *, arguments: list[str], bytes_of_memory: int | None = None) -> dict[str, Any]:
     """What the strategy "auto" becomes.
 
@@ -271,6 +287,7 @@ FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().
 PROGRAMS = {
     "train": train,
     "finetune": finetune,
+    "idle": idle,
     "collect": collect,
     "probed": probed,
     "parity": parity,

@@ -230,3 +230,10 @@ def test_groups_keep_the_proportion_of_their_rates(alone: Start, dataset: str) -
         run.step(optimizer)
         break
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.05, 0.005])
+
+
+def test_replicas_name_the_parameters_that_got_no_gradient(ranks: Any, tiny: list[str], dataset: str) -> None:
+    outcomes = ranks("idle", world=2, arguments=[*tiny, f"--data={dataset}", "--strategy=ddp"])
+    for outcome in outcomes:
+        assert outcome.code == 0, outcome.log
+        assert "2 parameters that should train got no gradient in this step: idle.weight, idle.bias." in outcome.result["error"]

@@ -16,6 +16,7 @@ from trainrun.strategies.mesh import mesh_of
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.tensor_parallel import split
 from trainrun.strategies.torch_base import TorchStrategy
+from trainrun.words import counted
 
 
 class DDP(TorchStrategy):
@@ -54,6 +55,21 @@ class DDP(TorchStrategy):
             # What DDP's no_sync() sets; a context manager would have to span forward and backward of the user's loop.
             self._replicas.require_backward_grad_sync = last
             return self._replicas(method, *args, **kwargs)
+
+    def update(self, optimizer: torch.optim.Optimizer, *, clip_norm: float) -> Tensor:
+        if self._replicas is not None:
+            self._require_gradients()
+        return super().update(optimizer, clip_norm=clip_norm)
+
+    def _require_gradients(self) -> None:
+        """Those that share a bucket with a parameter without one were not summed over the ranks."""
+        idle = [name for name, p in self.module.named_parameters() if p.requires_grad and p.grad is None]
+        if idle:
+            raise RuntimeError(
+                f"{counted(len(idle), 'parameter')} that should train got no gradient in this step: {', '.join(idle[:3])}. With "
+                'several ranks strategy "ddp" sums gradients only when all are there. Let the loss depend on each, if only by '
+                "adding 0 times its sum; or freeze what is not used by requires_grad_(False) before run.prepare()."
+            )
 
     def rehearse(self, batch: Any) -> None:
         # never the last: gradients that are forgotten need not be summed
