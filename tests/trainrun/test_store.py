@@ -20,6 +20,7 @@ from moto.s3.models import s3_backends
 
 from trainrun import crc32, directory, s3_upload, store
 from trainrun import s3 as s3_store
+from trainrun.config import ConfigError
 from trainrun.s3_requests import Requests
 from trainrun.store import Range, Store, StoreError, StoreKeyMissing, open_store
 
@@ -293,7 +294,7 @@ def test_new_directories_are_durable_like_the_object_in_them(tmp_path: Path, mon
 
 @pytest.mark.parametrize("url", ["", "s3://", "http://host/x", "gs://bucket"])
 def test_other_locations_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="s3://bucket/prefix"):
+    with pytest.raises(ConfigError, match="s3://bucket/prefix"):
         open_store(url)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Lock
 from urllib.parse import unquote, urlsplit
 
+from trainrun.config import ConfigError
 from trainrun.parallel import in_threads
 
 READ_TIMEOUT_SECONDS = 20.0
@@ -181,25 +182,25 @@ def open_store(url: str, *, read_timeout_seconds: float = READ_TIMEOUT_SECONDS, 
         attempts: tries of each request to S3, with exponential back-off between them.
 
     Raises:
-        ValueError: another scheme, no bucket, an empty URL, no boto3.
+        ConfigError: another scheme, no bucket, an empty URL, no boto3.
     """
     parts = urlsplit(url)
     if not url:
-        raise ValueError("The location is empty. Allowed: s3://bucket/prefix, file:///directory or a path.")
+        raise ConfigError(["The location is empty. Allowed: s3://bucket/prefix, file:///directory or a path."])
     if parts.scheme == "s3":
         if not parts.netloc:
-            raise ValueError(f"{url!r} names no bucket. Write s3://bucket/prefix.")
+            raise ConfigError([f"{url!r} names no bucket. Write s3://bucket/prefix."])
         try:
             from trainrun.s3 import S3Store
         except ImportError as error:
-            raise ValueError(f"{url!r} needs boto3, which this Python lacks ({error}). Install it: pip install boto3.") from None
+            raise ConfigError([f"{url!r} needs boto3, which is missing here ({error}). Install it: pip install boto3."]) from None
         return S3Store(parts.netloc, parts.path.strip("/"), read_timeout_seconds=read_timeout_seconds, attempts=attempts)
     from trainrun.directory import DirectoryStore
 
     if parts.scheme == "file":
         return DirectoryStore(Path(unquote(parts.path)))
     if "://" in url:
-        raise ValueError(f"{url!r} has the scheme {parts.scheme!r}. Allowed: s3://bucket/prefix, file:///directory or a path.")
+        raise ConfigError([f"{url!r} has the scheme {parts.scheme!r}. Allowed: s3://bucket/prefix, file:///directory or a path."])
     return DirectoryStore(Path(url))
 
 
