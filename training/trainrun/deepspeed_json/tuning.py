@@ -63,6 +63,8 @@ def by_width(hidden_size: int) -> dict[str, int]:
 def remarks(settings: TrainSettings) -> list[str]:
     """What became of "auto" in the DeepSpeed file of a run, and what of it has another effect here than there, as sentences."""
     assert isinstance(settings.deepspeed, Mapping)
+    if not settings.deepspeed:
+        return []
     translation, strategy = translate(settings.deepspeed), settings.strategy
     idle = sorted(name for name in translation.tuning.get(ZERO, {}))
     unused = (
