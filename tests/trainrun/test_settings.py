@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 
 import pytest
 
 from trainrun.config import ConfigError, from_mapping
-from trainrun.settings import TrainSettings
+from trainrun.settings import CheckpointSettings, TrainSettings
 from trainrun.spec import MonitoringSpec, ShutdownSpec, TimeoutSpec
 
 
@@ -46,6 +47,13 @@ def test_defaults_are_right() -> None:
     ("make", "message"),
     [
         (lambda: TimeoutSpec(meet=-1, stop_grace=0), "meet is -1. Allowed: 1 or more, in seconds.\nstop_grace is 0."),
+        (
+            lambda: TrainSettings(collective_timeout_seconds=math.inf),
+            "collective_timeout_seconds is inf. Allowed: more than 0",
+        ),
+        (lambda: CheckpointSettings(timeout_seconds=math.inf), "timeout_seconds is inf. Allowed: more than 0, at most 31536000"),
+        (lambda: TrainSettings(seed=2**64), "seed is 18446744073709551616. Allowed: -2**63 to 2**63 - 1."),
+        (lambda: TrainSettings(deepspeed=""), "deepspeed is empty. Allowed: a DeepSpeed configuration or its JSON"),
         (lambda: ShutdownSpec(max_restarts=-3), "max_restarts is -3. Allowed: 0 or more"),
         (lambda: MonitoringSpec(publish_seconds=float("nan")), "publish_seconds is nan. Allowed: more than 0"),
         (lambda: from_mapping(MonitoringSpec, {"publish_seconds": 10**400}), "publish_seconds must be a number"),

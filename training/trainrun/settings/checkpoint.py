@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from trainrun.config import ConfigError
 
+LONGEST_TIMEOUT = 365 * 24 * 3600.0
+"""Seconds; PyTorch's own timeouts overflow somewhere beyond."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSettings:
@@ -23,8 +26,10 @@ class CheckpointSettings:
         problems = []
         if self.every_steps < 1:
             problems.append(f"every_steps is {self.every_steps}. Allowed: 1 or more.")
-        if not self.timeout_seconds > 0:
-            problems.append(f"timeout_seconds is {self.timeout_seconds}. Allowed: more than 0.")
+        if not 0 < self.timeout_seconds <= LONGEST_TIMEOUT:
+            problems.append(
+                f"timeout_seconds is {self.timeout_seconds}. Allowed: more than 0, at most {LONGEST_TIMEOUT:.0f} (a year)."
+            )
         if self.keep < 2:
             problems.append(
                 f"keep is {self.keep}. Allowed: 2 or more, so that a damaged checkpoint has one before it to fall back on."

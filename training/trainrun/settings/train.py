@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from trainrun.config import ConfigError
 from trainrun.settings import combinations
-from trainrun.settings.checkpoint import CheckpointSettings
+from trainrun.settings.checkpoint import LONGEST_TIMEOUT, CheckpointSettings
 from trainrun.settings.finetune import FineTuneSettings
 from trainrun.settings.model import ModelSettings
 from trainrun.settings.optimizer import OptimizerSettings
@@ -81,8 +81,12 @@ class TrainSettings:
                 f"run is {self.run!r}. Allowed: a folder's name of letters, digits and . _ - / after a first letter or digit."
             )
         for name in ("collective_timeout_seconds", "first_collective_timeout_seconds"):
-            if not getattr(self, name) > 0:
-                problems.append(f"{name} is {getattr(self, name)}. Allowed: more than 0.")
+            if not 0 < getattr(self, name) <= LONGEST_TIMEOUT:
+                problems.append(f"{name} is {getattr(self, name)}. Allowed: more than 0, at most {LONGEST_TIMEOUT:.0f} (a year).")
+        if not -(2**63) <= self.seed < 2**63:
+            problems.append(f"seed is {self.seed}. Allowed: -2**63 to 2**63 - 1.")
+        if self.deepspeed == "":
+            problems.append("deepspeed is empty. Allowed: a DeepSpeed configuration or its JSON file's path; or leave it out.")
         for name in ("steps", "batch_tokens", "micro_batch", "sequence_length", "log_every"):
             if getattr(self, name) != "auto" and getattr(self, name) < 1:
                 problems.append(f"{name} is {getattr(self, name)}. Allowed: 1 or more.")
