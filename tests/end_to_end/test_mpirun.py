@@ -113,7 +113,7 @@ class Run:
     def events(self) -> list[dict]:
         return [json.loads(line) for key in self._keys() if "/nodes/" in key for line in self._read(key).splitlines()]
 
-    def wait_for(self, condition, what: str, *, seconds: float = 180.0) -> None:
+    def wait_for(self, condition, what: str, *, seconds: float = 400.0) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             told = "\n".join(f"{event['node']} {event['step']} {event['state']} {event['detail']}" for event in self.events())
