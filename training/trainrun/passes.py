@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +30,7 @@ class Passes:
         Raises:
             RuntimeError: one of another micro-batch waits for its backward pass.
         """
+        # an object that is no tensor may hold some: it counts as if it did
         if not any(leaf.requires_grad if isinstance(leaf, Tensor) else True for leaf in tree_leaves(result)):
             return
         if self._pending not in (None, micro_batch):
@@ -90,3 +92,20 @@ def require_loss(loss: object) -> None:
         raise ValueError(f"run.backward() got a loss of shape {tuple(loss.shape)}. {wanted}")
     if not loss.requires_grad:
         raise ValueError(f"run.backward() got a loss without gradients (detached, or made under torch.no_grad()). {wanted}")
+
+
+def require_prepared(optimizer: torch.optim.Optimizer, prepared: torch.optim.Optimizer | None, *, groups: int) -> None:
+    """Require the optimizer that was prepared, with as many ``groups`` as it had then.
+
+    Raises:
+        RuntimeError: another one, or one with more groups.
+    """
+    if optimizer is not prepared:
+        raise RuntimeError(
+            f"run.step() got another optimizer ({type(optimizer).__name__}) than run.prepare() returned. Give it that one."
+        )
+    if len(optimizer.param_groups) != groups:
+        raise RuntimeError(
+            f"The optimizer has {len(optimizer.param_groups)} groups of parameters, and had {groups} in run.prepare(). Call "
+            "add_param_group before run.prepare(): later ones would not be spread over the ranks."
+        )

@@ -27,7 +27,7 @@ from trainrun.metrics.flops import flops_of
 from trainrun.metrics.progress import Progress
 from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
-from trainrun.passes import Passes, require_loss
+from trainrun.passes import Passes, require_loss, require_prepared
 from trainrun.prepare import PreparedModel
 from trainrun.probe import fitting_micro_batch, out_of_memory_advice, said
 from trainrun.profile import ProfiledSteps
@@ -156,7 +156,6 @@ class Run:
             self._progress.say(choice.reason)
             self.event("strategy", chosen=self.settings.strategy, reason=choice.reason)
         require_host_memory(self.settings, self.ranks, model)
-        assert isinstance(self.settings.deepspeed, dict)
         for remark in remarks(self.settings):
             self._progress.say(remark)
 
@@ -236,9 +235,8 @@ class Run:
         self.event("started", world=self.ranks.size)
         if self.settings.micro_batch == "auto":
             self._measure_micro_batch()
-        profiled = ProfiledSteps(
-            self.settings, self.ranks, self._progress, first=self.completed + 1, directory=self._state_directory
-        )
+        first = self.completed + 1
+        profiled = ProfiledSteps(self.settings, self.ranks, self._progress, first=first, directory=self._state_directory)
         self._progress.begin(waited=self._waited)
         try:
             while self.completed < self.settings.steps:
@@ -293,7 +291,7 @@ class Run:
             raise RuntimeError(
                 "Use all of data.micro_batches() before run.step(optimizer): gradients of this step are incomplete."
             )
-        self._require_prepared(optimizer)
+        require_prepared(optimizer, self._optimizer, groups=len(self._peaks))
         self._passes.end_step(self._data.given)
         self._stop.ask()
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
@@ -311,17 +309,6 @@ class Run:
         if self._progress.is_due(self.completed):
             self._log(norm, learning_rate=self._peaks[0] * fraction)
         self._loss.zero_()
-
-    def _require_prepared(self, optimizer: torch.optim.Optimizer) -> None:
-        if optimizer is not self._optimizer:
-            raise RuntimeError(
-                f"run.step() got another optimizer ({type(optimizer).__name__}) than run.prepare() returned. Give it that one."
-            )
-        if len(optimizer.param_groups) != len(self._peaks):
-            raise RuntimeError(
-                f"The optimizer has {len(optimizer.param_groups)} groups of parameters, and had {len(self._peaks)} in "
-                "run.prepare(). Call add_param_group before run.prepare(): later ones would not be spread over the ranks."
-            )
 
     def check_finite(self) -> None:
         """Raise when the last gradient was not finite: from then on neither are the parameters.
@@ -395,8 +382,7 @@ class Run:
         except RuntimeError as error:
             if not devices.is_out_of_memory(error):
                 raise
-            step = self.completed + 1
-            advice = out_of_memory_advice(error, settings=self.settings, step=step, ranks=self.ranks)
+            advice = out_of_memory_advice(error, settings=self.settings, step=self.completed + 1, ranks=self.ranks)
             raise MemoryError(advice) from error
 
     def _passed(self, result: Any) -> None:
@@ -409,7 +395,6 @@ class Run:
         self.event("stopping")
         if self._state is not None:
             self._state.save(now=True)
-        if self.ranks.first:
-            print(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.", file=sys.stderr, flush=True)
+        self._progress.say(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.")
         atexit.register(leave)
         raise SystemExit(stop.EXIT_CODE)

@@ -6,11 +6,13 @@ import abc
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainrun.checkpoint.parts import Part
 from trainrun.config import ConfigError
 from trainrun.models.weights import Weights
+from trainrun.precision import LossScale
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 
@@ -23,6 +25,7 @@ class Strategy(abc.ABC):
         weights: where what the model has on the meta device is read from (`trainrun.models.weights`); by default its own
             ``initial``. `Run.prepare` sets it.
         skipped: steps whose update was left out because their gradient was not finite (fp16 only), in this process.
+        loss_scale: that of fp16; None otherwise.
     """
 
     module: nn.Module
@@ -31,6 +34,7 @@ class Strategy(abc.ABC):
     def __init__(self, settings: TrainSettings, ranks: Ranks) -> None:
         self.settings, self.ranks = settings, ranks
         self.skipped = 0
+        self.loss_scale = LossScale() if settings.precision == "fp16" else None
 
     @abc.abstractmethod
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -122,11 +126,14 @@ class Strategy(abc.ABC):
 
     def values(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Small JSON values that belong to the state, equal on all ranks: "strategy/skipped", with fp16 "strategy/loss_scale"."""
-        return {"strategy/skipped": self.skipped}
+        scale = {} if self.loss_scale is None else {"strategy/loss_scale": self.loss_scale.state()}
+        return {"strategy/skipped": self.skipped, **scale}
 
     def load_values(self, optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
         """Go on from what `values` gave, of this or another strategy and precision; follows `optimizer_targets`."""
         self.skipped = values.get("strategy/skipped", 0)
+        if self.loss_scale is not None and "strategy/loss_scale" in values:
+            self.loss_scale.load_state(values["strategy/loss_scale"])
 
     def restored(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called on all ranks when parts and values have been restored: the place to update what depends on them."""
@@ -134,3 +141,10 @@ class Strategy(abc.ABC):
     @abc.abstractmethod
     def mesh_sizes(self) -> dict[str, int]:
         """How the ranks are arranged: "replicate", "shard" and "tensor", as far as there are any; for the record."""
+
+
+def copy_from_first(model: nn.Module) -> None:
+    """Let all ranks have rank 0's parameters and buffers, but for what is on the meta device. Collective."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        if not tensor.is_meta:
+            dist.broadcast(tensor.detach(), src=0)

@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainrun.config import ConfigError
 from trainrun.models.weights import give_memory, on_meta, weights_of
 from trainrun.precision import autocast
+from trainrun.strategies.base import copy_from_first
 from trainrun.strategies.mesh import mesh_of
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.tensor_parallel import split
@@ -43,8 +44,7 @@ class DDP(TorchStrategy):
                     f'{self.ranks.size}, or strategy "fsdp2".'
                 ]
             )
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+        copy_from_first(model)
         self.mesh = mesh_of(self.ranks, shard_size=1)
         split(model, self.mesh["tensor"])
 

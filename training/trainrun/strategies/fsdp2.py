@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from trainrun.config import ConfigError
 from trainrun.models.weights import Weights, give_buffers_memory, on_meta, weights_of
 from trainrun.precision import COMPUTED_IN, autocast
+from trainrun.strategies.base import copy_from_first
 from trainrun.strategies.divisible import indivisible
 from trainrun.strategies.mesh import data_mesh, mesh_of
 from trainrun.strategies.methods import Methods
@@ -36,9 +36,7 @@ class FSDP2(TorchStrategy):
     def _spread(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
         self.mesh = mesh_of(self.ranks, shard_size=self.settings.sharding.shard_size)
         weights = weights_of(model, self.weights) if on_meta(model) else None
-        for tensor in (*model.parameters(), *model.buffers()):
-            if not tensor.is_meta:
-                dist.broadcast(tensor.detach(), src=0)
+        copy_from_first(model)
         if self.ranks.tensor_parallel > 1:
             split(model, self.mesh["tensor"])
         offloaded = self.settings.sharding.offload_parameters == "cpu"

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainrun.config import ConfigError
-from trainrun.precision import LossScale, convert_to_fp8, set_tf32
-from trainrun.ranks import Ranks
+from trainrun.precision import convert_to_fp8, set_tf32
 from trainrun.settings import TrainSettings
 from trainrun.strategies.compilation import compile_units
 from trainrun.strategies.norm import SMALL, gradient_norm, multiply
@@ -22,15 +21,7 @@ from trainrun.strategies.units import units
 
 
 class TorchStrategy(TorchState):
-    """Gradients in the parameters' own ``grad`` and the user's own optimizer, whatever was done to the model.
-
-    Attributes:
-        loss_scale: that of fp16; None otherwise.
-    """
-
-    def __init__(self, settings: TrainSettings, ranks: Ranks) -> None:
-        super().__init__(settings, ranks)
-        self.loss_scale = LossScale() if settings.precision == "fp16" else None
+    """Gradients in the parameters' own ``grad`` and the user's own optimizer, whatever was done to the model."""
 
     def prepare(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         names = trained_names(model, optimizer)
@@ -70,15 +61,6 @@ class TorchStrategy(TorchState):
             self.loss_scale.update(finite=finite)
         optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def values(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        scale = {} if self.loss_scale is None else {"strategy/loss_scale": self.loss_scale.state()}
-        return {**super().values(optimizer), **scale}
-
-    def load_values(self, optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
-        super().load_values(optimizer, values)
-        if self.loss_scale is not None and "strategy/loss_scale" in values:
-            self.loss_scale.load_state(values["strategy/loss_scale"])
 
 
 def prepare_units(model: nn.Module, settings: TrainSettings, device: torch.device) -> list[nn.Module]:

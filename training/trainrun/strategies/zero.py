@@ -13,11 +13,11 @@ from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.tensors import canonical, model_tensors
 from trainrun.config import ConfigError
 from trainrun.models.weights import give_memory, on_meta, weights_of
-from trainrun.precision import COMPUTED_IN, LossScale, autocast, set_tf32
+from trainrun.precision import COMPUTED_IN, autocast, set_tf32
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
 from trainrun.strategies import zero_parts
-from trainrun.strategies.base import Strategy
+from trainrun.strategies.base import Strategy, copy_from_first
 from trainrun.strategies.divisible import indivisible
 from trainrun.strategies.methods import Methods
 from trainrun.strategies.torch_base import prepare_units, trained_names
@@ -50,7 +50,6 @@ class ZeRO(Strategy):
     def __init__(self, settings: TrainSettings, ranks: Ranks) -> None:
         super().__init__(settings, ranks)
         self.stage = STAGES[settings.strategy]
-        self.loss_scale = LossScale() if settings.precision == "fp16" else None
         self._disk: DiskCopies | None = None
         self._micro_batches = 0
         self._diverged = False
@@ -161,15 +160,6 @@ class ZeRO(Strategy):
         # what never had a gradient has no state in other strategies' checkpoints: here, among others that have, it is zeros
         return [part for part in parts if part.name in wanted]
 
-    def values(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        scale = {} if self.loss_scale is None else {"strategy/loss_scale": self.loss_scale.state()}
-        return {**super().values(optimizer), **scale}
-
-    def load_values(self, optimizer: torch.optim.Optimizer, values: dict[str, Any]) -> None:
-        super().load_values(optimizer, values)
-        if self.loss_scale is not None and "strategy/loss_scale" in values:
-            self.loss_scale.load_state(values["strategy/loss_scale"])
-
     def restored(self) -> None:
         for parameter, (_, share) in self._frozen.items():
             zero_parts.spread_frozen(parameter, share, self.ranks)
@@ -216,8 +206,7 @@ class ZeRO(Strategy):
         if on_meta(model):
             give_memory(model, weights_of(model, self.weights), self.ranks.device)
         model.to(self.ranks.device)
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor.detach(), src=0)
+        copy_from_first(model)
         originals: Originals = {}
         for name, parameter in model.named_parameters():
             if not self._keep_frozen(name, parameter) and self.settings.precision != "fp32":
