@@ -13,31 +13,16 @@ from typing import Any
 import boto3
 import pytest
 import torch
+from bundled_loop import train
 
 from trainrun import devices
 from trainrun.checkpoint.layout import committed_steps
 from trainrun.config import ConfigError
-from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
 from trainrun.run import Run
 from trainrun.settings import ProfileSettings, TrainSettings
 from trainrun.store import open_store
 
 Start = Callable[..., Run]
-
-
-def train(run: Run) -> GPT:
-    data = run.tokens()
-    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
-    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
-    state = run.state(model=model, optimizer=optimizer, data=data)
-    state.resume()
-    for _ in run.steps():
-        for batch in data.micro_batches():
-            run.backward(model.loss(batch))
-        run.step(optimizer)
-        state.save()
-    return gpt
 
 
 def products(trace: bytes) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from bundled_loop import train
 
 from trainrun.checkpoint.layout import Damaged, commit_key, committed_steps, parse_commit, read_commit
 from trainrun.checkpoint.read import newest_good, verify
@@ -18,7 +19,6 @@ from trainrun.checkpoint.write import write_commit
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
-from trainrun.optimizer import adamw
 from trainrun.run import Run
 from trainrun.store import Store, StoreError, open_store
 
@@ -28,17 +28,7 @@ Start = Callable[..., Run]
 def run_to(alone: Start, dataset: str, folder: Path, steps: int, *more: str) -> tuple[Run, GPT]:
     """Train, or go on, in this process, with a checkpoint at every step."""
     run = alone(f"--data={dataset}", f"--steps={steps}", "--checkpoint.every_steps=1", f"--checkpoint.location={folder}", *more)
-    data = run.tokens()
-    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
-    model, optimizer = run.prepare(gpt, adamw(gpt, run.settings.optimizer))
-    state = run.state(model=model, optimizer=optimizer, data=data)
-    state.resume()
-    for _ in run.steps():
-        for batch in data.micro_batches():
-            run.backward(model.loss(batch))
-        run.step(optimizer)
-        state.save()
-    return run, gpt
+    return run, train(run)
 
 
 @pytest.fixture

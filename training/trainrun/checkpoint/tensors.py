@@ -8,7 +8,7 @@ Small values of the optimizer that are no tensors go beside them under the same 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,10 +143,10 @@ def optimizer_targets(optimizer: torch.optim.Optimizer, model: nn.Module, wanted
         ConfigError: state is wanted for parameters that the model or the optimizer has not.
     """
     groups = _groups_by_name(optimizer, model)
-    _require_trained(wanted, groups)
+    require_trained(wanted, groups)
     optimizer.state.clear()
     for name, kind in wanted.items():
-        parameter_name, key = _split(name)
+        parameter_name, key = parameter_and_key(name)
         parameter, group = groups[parameter_name]
         optimizer.state[parameter][key] = _empty_state(key, kind, parameter, group)
     return optimizer_parts(optimizer, model, arrangement)
@@ -161,9 +161,9 @@ def load_optimizer_values(optimizer: torch.optim.Optimizer, model: nn.Module, va
     """Put back what `optimizer_values` took, beside the state that `optimizer_targets` made; raises as that."""
     groups = _groups_by_name(optimizer, model)
     mine = {name: value for name, value in values.items() if name.startswith("optimizer/")}
-    _require_trained(mine, groups)
+    require_trained(mine, groups)
     for name, value in mine.items():
-        parameter_name, key = _split(name)
+        parameter_name, key = parameter_and_key(name)
         optimizer.state[groups[parameter_name][0]][key] = value
 
 
@@ -183,13 +183,18 @@ def _groups_by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[
     return {canonical(name): (p, groups[p]) for name, p in model.named_parameters() if p in groups}
 
 
-def _require_trained(names: Mapping[str, Any], trained: Mapping[str, Any]) -> None:
-    unknown = sorted({_split(name)[0] for name in names} - trained.keys())
+def require_trained(names: Iterable[str], trained: Collection[str]) -> None:
+    """Require that all optimizer state of these names is of a parameter that is ``trained``.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    unknown = sorted({parameter_and_key(name)[0] for name in names} - set(trained))
     if unknown:
         raise ConfigError([f"The checkpoint has optimizer state for what is not trained here: {', '.join(unknown)}."])
 
 
-def _split(name: str) -> tuple[str, str]:
+def parameter_and_key(name: str) -> tuple[str, str]:
     """``optimizer/<parameter>/<key>`` as parameter and key."""
     parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
     return parameter, key

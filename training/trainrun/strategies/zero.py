@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from trainrun.checkpoint.parts import Part, whole
-from trainrun.checkpoint.tensors import canonical, model_tensors
+from trainrun.checkpoint.tensors import canonical, model_tensors, parameter_and_key, require_trained
 from trainrun.config import ConfigError
 from trainrun.models.weights import give_memory, on_meta, weights_of
 from trainrun.precision import COMPUTED_IN, autocast, set_tf32
@@ -147,15 +147,10 @@ class ZeRO(Strategy):
         optimizer.state.clear()
         trained = self._trained()
         by_name = {one.stretch.name: one for one in trained}
-        unknown = set()
+        require_trained(wanted, by_name)
         for name, kind in wanted.items():
-            parameter, _, key = name.removeprefix("optimizer/").rpartition("/")
-            if parameter in by_name:
-                zero_parts.make_state(by_name[parameter], key, kind, optimizer)
-            else:
-                unknown.add(parameter)
-        if unknown:
-            raise ConfigError([f"The checkpoint has optimizer state for what is not trained here: {', '.join(sorted(unknown))}."])
+            parameter, key = parameter_and_key(name)
+            zero_parts.make_state(by_name[parameter], key, kind, optimizer)
         parts = zero_parts.optimizer_parts(trained, optimizer, self.ranks)
         # what never had a gradient has no state in other strategies' checkpoints: here, among others that have, it is zeros
         return [part for part in parts if part.name in wanted]
