@@ -32,7 +32,7 @@ from trainrun.strategies.base import Strategy
 
 PART_OF_FREE = 0.85
 """Part of the free memory that is planned with. The rest is for what no tensor shows: allocators round up and fragment, by
-about an eighth in the published runs of `training-survey` (section 6)."""
+about an eighth in torchtitan's published runs (`trainrun.memory.RESERVED`)."""
 
 STATE_BYTES = 8
 """Optimizer state per parameter that does not exist before the first step: AdamW's two moments in fp32."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from trainrun.settings import TrainSettings
+from trainrun.words import counted
 
 
 def step_line(record: dict[str, Any], *, spread: str, width: int | None = None) -> str:
@@ -46,9 +47,9 @@ def spread_of(settings: TrainSettings) -> str:
 def summary_line(record: dict[str, Any]) -> str:
     """The last line of a run, from what its "finished" event says."""
     mfu = "" if record["mfu"] is None else f", mfu {100 * record['mfu']:.1f}% by {record['mfu_convention']}"
-    steps = "1 step" if record["steps_here"] == 1 else f"{record['steps_here']} steps"
+    steps, tokens = counted(record["steps_here"], "step"), scaled(record["tokens_here"])
     return (
-        f"Done at step {record['step']}: {steps} and {scaled(record['tokens_here'])} tokens in {duration(record['seconds'])}, "
+        f"Done at step {record['step']}: {steps} and {tokens} tokens in {duration(record['seconds'])}, "
         f"{scaled(record['tokens_per_second'])} tok/s{mfu}, {record['skipped']} skipped."
     )
 

@@ -54,15 +54,15 @@ def peak_flops(device: str, *, precision: Precision, tf32: bool) -> float | None
 
 _PEAKS: dict[str, dict[str, float]] = {
     # TFLOP/s without sparsity, from NVIDIA's datasheets of each; where those give only figures with sparsity, half of them.
-    # The SXM or HGX variant where there are several, as on EC2. Left out because sources disagree: B300, RTX PRO.
+    # The SXM or HGX variant where there are several, as on EC2. Left out because sources disagree: A10G (70 or 125 in bf16),
+    # B300, RTX PRO, and what B200 and GB200 do in fp32 and TF32.
     "V100": {"fp32": 15.7, "fp16": 125},
     "T4": {"fp32": 8.1, "fp16": 65},
     "A100": {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312},
-    "A10G": {"fp32": 31.5, "tf32": 35, "bf16": 70, "fp16": 70},
     "L4": {"fp32": 30.3, "tf32": 60, "bf16": 121, "fp16": 121, "fp8": 242},
     "L40S": {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362, "fp8": 733},
     "H100": {"fp32": 67, "tf32": 495, "bf16": 989, "fp16": 989, "fp8": 1979},
     "H200": {"fp32": 67, "tf32": 495, "bf16": 989, "fp16": 989, "fp8": 1979},
-    "B200": {"fp32": 75, "tf32": 1100, "bf16": 2250, "fp16": 2250, "fp8": 4500},
-    "GB200": {"fp32": 80, "tf32": 1250, "bf16": 2500, "fp16": 2500, "fp8": 5000},
+    "B200": {"bf16": 2250, "fp16": 2250, "fp8": 4500},
+    "GB200": {"bf16": 2500, "fp16": 2500, "fp8": 5000},
 }
