@@ -12,7 +12,7 @@ import torch
 
 from trainrun.checkpoint.layout import Commit
 from trainrun.checkpoint.parts import whole
-from trainrun.checkpoint.read import load_into
+from trainrun.checkpoint.read import kinds, load_into
 from trainrun.checkpoint.tensors import model_tensors
 from trainrun.config import ConfigError, from_mapping
 from trainrun.data.batch import IGNORED, Batch
@@ -46,13 +46,13 @@ def restore_gpt(store: Store, commit: Commit) -> GPT:
         Damaged: the checkpoint is not what was written.
     """
     settings = from_mapping(TrainSettings, commit.settings, source=f"the checkpoint of step {commit.step}")
-    kinds = commit.kinds()
-    embedding = kinds.get("model/embedding.weight")
+    there = kinds(commit)
+    embedding = there.get("model/embedding.weight")
     context = commit.data.get("sequence_length", settings.sequence_length)
     gpt = GPT(settings.model, vocabulary=1 if embedding is None else embedding.shape[0], context=context)
     targets = model_tensors(gpt)
-    there = {name: kind.shape for name, kind in kinds.items() if name.startswith("model/")}
-    if there != {name: tensor.shape for name, tensor in targets.items()}:
+    shapes = {name: kind.shape for name, kind in there.items() if name.startswith("model/")}
+    if shapes != {name: tensor.shape for name, tensor in targets.items()}:
         raise ConfigError([f"The checkpoint of step {commit.step} is not of the bundled GPT with its recorded settings."])
     load_into([whole(name, tensor) for name, tensor in targets.items()], store, commit)
     return gpt.eval()

@@ -20,7 +20,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from trainrun.checkpoint import parts as parts_module
 from trainrun.checkpoint.layout import Commit, Damaged, new_attempt, parse_commit
 from trainrun.checkpoint.parts import Box, Part, cover, intersection, to_write, whole
-from trainrun.checkpoint.read import load_into, read_tensors
+from trainrun.checkpoint.read import kinds, load_into, read_tensors
 from trainrun.checkpoint.tensors import Arrangement, model_parts, optimizer_parts, optimizer_targets
 from trainrun.checkpoint.write import take_snapshot, write_shard
 from trainrun.config import ConfigError
@@ -361,7 +361,7 @@ def test_num_07_state_is_restored_into_shards_and_written_from_them(case: str, t
     def restore(ranks: Ranks) -> list[Part]:
         mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
         model, optimizer, arrangement = sharded(ranks, mesh, seed=1)
-        wanted = {name: kind for name, kind in alone.kinds().items() if name.startswith("optimizer/")}
+        wanted = {name: kind for name, kind in kinds(alone).items() if name.startswith("optimizer/")}
         parts = [*model_parts(model, arrangement), *optimizer_targets(optimizer, model, wanted, arrangement)]
         load_into(parts, store, alone)
         moments = optimizer.state[model.first.weight]

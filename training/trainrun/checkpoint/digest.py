@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainrun.checkpoint.layout import DTYPES
 from trainrun.checkpoint.parts import Box, Part
-from trainrun.checkpoint.tensors import model_tensors
+from trainrun.checkpoint.tensors import DTYPES, model_tensors
 from trainrun.config import from_mapping, to_mapping
 from trainrun.ranks import Ranks
 

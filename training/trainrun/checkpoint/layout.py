@@ -6,6 +6,8 @@
 A checkpoint exists when its COMMIT exists. A shard is raw tensor bytes; everything about them is in the COMMIT, which
 is JSON and is checked before anything is believed. Nothing here is ever unpickled. A tensor lies in slices, in any
 number of shards and several to a shard; which ranks and which strategy wrote them makes no difference to a reader.
+
+No torch: the process that writes a checkpoint has none.
 """
 
 from __future__ import annotations
@@ -19,9 +21,6 @@ import uuid
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from trainrun.checkpoint.parts import cover
 from trainrun.config import ConfigError, from_mapping, to_mapping
 from trainrun.errors import CheckpointError
@@ -30,13 +29,11 @@ from trainrun.store import Store
 SCHEMA_VERSION = 2
 COMMIT = "COMMIT.json"
 
-DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64, torch.complex128),
-    )
+ITEM_SIZES = {
+    **{"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1},
+    **{"int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1, "complex64": 8, "complex128": 16},
 }
+"""Bytes of an element of each type that a tensor may have, by torch's name of it."""
 
 _COMMIT_KEY = re.compile(r"step-(\d{9,})/COMMIT\.json")
 _SHARD_KEY = re.compile(r"step-(\d{9,})/([0-9A-Za-z-]+)/rank-(\d{5,})\.bin")
@@ -108,11 +105,6 @@ class Commit:
     def bytes(self) -> int:
         """Length of all shards."""
         return sum(shard.length for shard in self.shards)
-
-    def kinds(self) -> dict[str, Tensor]:
-        """Shape and type of each tensor, as a tensor on the meta device."""
-        entries = {name: entries[0] for shard in self.shards for name, entries in shard.tensors.items()}
-        return {name: torch.empty(e.shape, dtype=DTYPES[e.dtype], device="meta") for name, e in entries.items()}
 
     def values(self) -> dict[str, Any]:
         """The values of all shards."""
@@ -212,9 +204,9 @@ def _fits(entry: Entry, shard_length: int) -> bool:
     inside = len(entry.slice) == len(entry.shape) and all(
         0 <= start <= stop <= size for (start, stop), size in zip(entry.slice, entry.shape, strict=True)
     )
-    if entry.dtype not in DTYPES or not inside or entry.offset < 0:
+    if entry.dtype not in ITEM_SIZES or not inside or entry.offset < 0:
         return False
-    return entry.length == math.prod(entry.extent) * DTYPES[entry.dtype].itemsize and entry.offset + entry.length <= shard_length
+    return entry.length == math.prod(entry.extent) * ITEM_SIZES[entry.dtype] and entry.offset + entry.length <= shard_length
 
 
 def _incomplete(name: str, entries: list[Entry]) -> str | None:

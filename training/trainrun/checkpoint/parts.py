@@ -2,6 +2,7 @@
 
 A strategy says which parts it has (`trainrun.strategies.base.Strategy.model_parts`). From there on a checkpoint knows
 nothing of strategies: parts are boxes of elements, written by one set of ranks and put together again by any other.
+Nothing here imports torch, for who only reckons with boxes.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LARGEST_PIECE = 32 * 1024**2
 """Bytes above which a part is written in pieces: a reader that needs some of a tensor reads, and checks, little more."""

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import torch
 
-from trainrun.checkpoint.layout import DTYPES, Commit, Damaged, Entry, Shard, committed_steps, read_commit
+from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, committed_steps, read_commit
 from trainrun.checkpoint.parts import Part, intersection, whole, within
-from trainrun.checkpoint.tensors import Named
+from trainrun.checkpoint.tensors import DTYPES, Named
 from trainrun.errors import CheckpointError
 from trainrun.store import Store, StoreKeyMissing
 
@@ -21,6 +21,12 @@ GAP = 4096
 """Unwanted bytes between two wanted ones that are read with them rather than asked for around."""
 
 T = TypeVar("T")
+
+
+def kinds(commit: Commit) -> Named:
+    """Shape and type of each tensor of a checkpoint, as a tensor on the meta device."""
+    entries = {name: entries[0] for shard in commit.shards for name, entries in shard.tensors.items()}
+    return {name: torch.empty(e.shape, dtype=DTYPES[e.dtype], device="meta") for name, e in entries.items()}
 
 
 def load_into(targets: Iterable[Part], store: Store, commit: Commit) -> None:
@@ -36,9 +42,9 @@ def load_into(targets: Iterable[Part], store: Store, commit: Commit) -> None:
     wanted: dict[str, list[Part]] = {}
     for part in targets:
         wanted.setdefault(part.name, []).append(part)
-    kinds = commit.kinds()
+    there = kinds(commit)
     for name, parts in wanted.items():
-        if name not in kinds or any(part.shape != kinds[name].shape for part in parts):
+        if name not in there or any(part.shape != there[name].shape for part in parts):
             raise Damaged(f"the tensor {name} of shape {list(parts[0].shape)} is missing")
     for shard in commit.shards:
         entries = [
@@ -54,7 +60,7 @@ def load_into(targets: Iterable[Part], store: Store, commit: Commit) -> None:
 
 def read_tensors(store: Store, commit: Commit, select: Callable[[str], bool]) -> Named:
     """The whole tensors whose names ``select`` picks, on the CPU; raises as `load_into`."""
-    tensors = {name: torch.empty_like(kind, device="cpu") for name, kind in commit.kinds().items() if select(name)}
+    tensors = {name: torch.empty_like(kind, device="cpu") for name, kind in kinds(commit).items() if select(name)}
     load_into([whole(name, tensor) for name, tensor in tensors.items()], store, commit)
     return tensors
 

@@ -19,12 +19,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from trainrun.checkpoint.layout import ITEM_SIZES
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.config import ConfigError
 from trainrun.ranks import Ranks
 
 WRAPPERS = ("module", "_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
 """Names that DDP, torch.compile, activation checkpointing and FSDP put into a parameter's path."""
+
+DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_SIZES}
+"""The types that a checkpoint's tensors may have."""
 
 Named = dict[str, Tensor]
 Values = dict[str, Any]
