@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import random
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -54,6 +55,11 @@ class Ranks:
     def first(self) -> bool:
         """Whether this is the rank that speaks for all."""
         return self.rank == 0
+
+    def say(self, text: str) -> None:
+        """Tell people, on stderr, once for all ranks."""
+        if self.first:
+            print(text, file=sys.stderr, flush=True)
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON-able ``value`` of every rank, on every rank, in the order of ranks."""
