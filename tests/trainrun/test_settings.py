@@ -52,6 +52,32 @@ def test_defaults_are_right() -> None:
             "collective_timeout_seconds is inf. Allowed: more than 0",
         ),
         (lambda: CheckpointSettings(timeout_seconds=math.inf), "timeout_seconds is inf. Allowed: more than 0, at most 31536000"),
+        (lambda: CheckpointSettings(stop_seconds=math.nan), "stop_seconds is nan. Allowed: more than 0, at most 31536000"),
+        (lambda: CheckpointSettings(most_failures=0), "most_failures is 0. Allowed: 1 (the first failed save ends the run) or"),
+        (
+            lambda: CheckpointSettings(keep_best=-1, keep_every_steps=-1),
+            "keep_every_steps is -1. Allowed: 0 (none) or more.\nkeep_",
+        ),
+        (
+            lambda: CheckpointSettings(every_steps="auto", failures_per_node_day=0),
+            "failures_per_node_day is 0. Allowed: more",
+        ),
+        (
+            lambda: CheckpointSettings(every_steps=50, failures_per_node_day=0.1),
+            "failures_per_node_day is 0.1, but every_steps is 50, which does not look at it. Remove it",
+        ),
+        (
+            lambda: CheckpointSettings(every_steps=50, keep_every_steps=50),
+            "keep_every_steps is 50 and every_steps 50: every checkpoint would be kept, and keep (3) would mean nothing.",
+        ),
+        (
+            lambda: CheckpointSettings(best="highest"),
+            'best is "highest", but keep_best is 0: nothing is kept for its metric.',
+        ),
+        (
+            lambda: TrainSettings(steps=100, checkpoint=CheckpointSettings(keep_every_steps=101)),
+            "checkpoint.keep_every_steps is 101, and the run has 100 steps: no checkpoint would be kept for it.",
+        ),
         (lambda: TrainSettings(seed=2**64), "seed is 18446744073709551616. Allowed: -2**63 to 2**63 - 1."),
         (lambda: TrainSettings(deepspeed=""), "deepspeed is empty. Allowed: a DeepSpeed configuration or its JSON"),
         (lambda: ShutdownSpec(max_restarts=-3), "max_restarts is -3. Allowed: 0 or more"),

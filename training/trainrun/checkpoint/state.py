@@ -101,7 +101,8 @@ class TrainState:
             CheckpointError: the third failure in a row, with its reason.
         """
         step = self._run.completed
-        due = now or step % self._settings.checkpoint.every_steps == 0 or step == self._settings.steps
+        every = self._settings.checkpoint.every_steps
+        due = now or (every != "auto" and step % every == 0) or step == self._settings.steps
         if self._store is None or not due or step == self.saved_step:
             return False
         self._run.check_finite()

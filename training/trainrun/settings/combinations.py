@@ -22,6 +22,7 @@ def problems(settings: TrainSettings) -> list[str]:
         *_compile(settings),
         *_recomputing(settings),
         *_deepspeed(settings),
+        *_checkpoint(settings),
     ]
 
 
@@ -114,4 +115,12 @@ def _deepspeed(settings: TrainSettings) -> Iterator[str]:
         yield (
             f"deepspeed is given, but strategy is {settings.strategy!r}, not DeepSpeed's. Remove it, or set strategy to "
             '"zero1", "zero2" or "zero3" (or to "ddp", for a file of stage 0).'
+        )
+
+
+def _checkpoint(settings: TrainSettings) -> Iterator[str]:
+    if settings.checkpoint.keep_every_steps > settings.steps >= 1:
+        yield (
+            f"checkpoint.keep_every_steps is {settings.checkpoint.keep_every_steps}, and the run has {settings.steps} steps: no "
+            "checkpoint would be kept for it. Set it to fewer steps, or to 0."
         )
