@@ -230,6 +230,13 @@ def reshard(out: Path, **keywords: Any) -> dict[str, Any]:
     return resharding.run_rank(out, **keywords)
 
 
+def save_as_others_do(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Checkpoints of other libraries (see checkpoint/foreign.py)."""
+    import foreign
+
+    return foreign.run_rank(out, **keywords)
+
+
 def whole(parameter: Tensor) -> Tensor:
     """All of a parameter, on every rank."""
     parameter = parameter.detach()
@@ -292,6 +299,7 @@ PROGRAMS = {
     "probed": probed,
     "parity": parity,
     "reshard": reshard,
+    "save_as_others_do": save_as_others_do,
     "chosen": chosen,
 }
 

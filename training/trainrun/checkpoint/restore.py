@@ -107,8 +107,10 @@ class Restore:
         self._require_same_model(model_parts, {n: kind for n, kind in kinds.items() if n.startswith("model/")}, commit.step)
         self._require_same_bundled_model(commit)
         self._require_same_optimizer(commit)
-        if self._data is not None:
+        if self._data is not None and commit.data:
             self._data.load_state(commit.data)
+        elif self._data is not None:
+            self._say("The checkpoint has no position in the data, since it was converted from another one: they begin anew.")
         wanted = {name: kind for name, kind in kinds.items() if name.startswith("optimizer/")}
         optimizer_parts = self._strategy.optimizer_targets(self._optimizer, wanted)
         streams: Named = {}
