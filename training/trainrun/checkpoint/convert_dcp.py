@@ -116,9 +116,10 @@ def _names(stored: dict[str, _Stored]) -> tuple[dict[str, str], list[str]]:
     for name, tensor in stored.items():
         path = tensor.path
         if len(path) >= 3 and path[-3] == "state":
-            if isinstance(path[-2], str):
+            if str(path[-2]).isdecimal():  # torch makes texts of numbers too
+                numbered = True
+            else:
                 names[name] = f"optimizer/{canonical(path[-2])}/{path[-1]}"
-            numbered = numbered or not isinstance(path[-2], str)
         elif str(path[-1]).startswith("state."):
             parameter, _, key = str(path[-1]).removeprefix("state.").rpartition(".")
             names[name] = f"optimizer/{canonical(parameter)}/{key}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from trainrun.checkpoint.layout import ITEM_SIZES
 from trainrun.errors import CheckpointError
 from trainrun.words import counted
 
-HARMLESS = ("deepspeed.", "numpy.", "argparse.Namespace", "pathlib.", "lightning.", "pytorch_lightning.", "transformers.")
-"""Beginnings of names that training frameworks put beside the tensors. They are read as records, whatever they are."""
+HARMLESS = re.compile(
+    r"(deepspeed|numpy|lightning|pytorch_lightning|transformers)\..*|argparse\.Namespace|pathlib(\._local)?\.\w*Path"
+)
+"""Names that training frameworks put beside the tensors. They are read as records, whatever they are."""
 
 _ZIP = b"PK\x03\x04"
 
@@ -58,7 +61,9 @@ def load_torch_file(path: Path) -> Any:
         _require_harmless(str(path), names)
         with torch.serialization.safe_globals([(Record, name) for name in names]):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-    except (RuntimeError, ValueError, pickle.UnpicklingError, EOFError, KeyError, IndexError, TypeError) as error:
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch has many for bytes that are not its own
         raise CheckpointError(f"{path} cannot be read: {_first_line(error)}") from None
 
 
@@ -95,10 +100,14 @@ class _MetadataUnpickler(pickle.Unpickler):
             return name
         if (module, name) == ("torch", "Size"):
             return _shape
-        known = module.startswith("torch.distributed.checkpoint.") or module in ("pathlib", "pathlib._local")
-        if known or (module, name) == ("torch.serialization", "_get_layout"):
+        full = f"{module}.{name}"
+        if (
+            full.startswith("torch.distributed.checkpoint.")
+            or full == "torch.serialization._get_layout"
+            or HARMLESS.fullmatch(full)
+        ):
             return _record_class(name)
-        raise CheckpointError(_refusal([f"{module}.{name}"]))
+        raise CheckpointError(_refusal([full]))
 
 
 @cache
@@ -111,7 +120,7 @@ def _shape(sizes: Any = ()) -> tuple[int, ...]:
 
 
 def _require_harmless(place: str, names: list[str]) -> None:
-    foreign = sorted(name for name in names if not name.startswith(HARMLESS))
+    foreign = sorted(name for name in names if not HARMLESS.fullmatch(name))
     if foreign:
         raise CheckpointError(f"{place} {_refusal(foreign)}")
 
