@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +13,9 @@ import torch
 from torch import nn
 
 from trainrun.checkpoint import write
-from trainrun.checkpoint.layout import Commit, commit_key, committed_steps, new_attempt, read_commit, shard_key
+from trainrun.checkpoint.layout import Commit, committed_steps, new_attempt, read_commit
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.random_streams import load_random_state, random_state
-from trainrun.checkpoint.read import verify
-from trainrun.checkpoint.retention import keep_newest
 from trainrun.checkpoint.tensors import Arrangement, canonical, model_tensors, optimizer_parts
 from trainrun.checkpoint.write import take_snapshot, write_commit, write_shard
 from trainrun.config import ConfigError
@@ -46,52 +42,6 @@ def write_checkpoint(store: Store, step: int) -> Commit:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return open_store(str(tmp_path / "run"))
-
-
-def test_ckpt_05_the_newest_by_number_are_kept(store: Store) -> None:
-    steps = list(range(9000, 10001, 100))
-    for step in reversed(steps):
-        write_checkpoint(store, step)
-    keep_newest(store, 10, abandoned_after_seconds=1000)
-    assert committed_steps(store) == steps[1:]
-    assert not list(store.list("step-000009000"))
-    for step in steps[1:]:
-        verify(store, read_commit(store, step))
-
-
-def test_ckpt_05_neither_text_nor_time_decides_which_is_newest(store: Store) -> None:
-    for age, step in ((5000, 2), (3000, 10), (9000, 100), (10, 10**9)):
-        path = Path(store.url, commit_key(write_checkpoint(store, step).step))
-        os.utime(path, (time.time() - age, time.time() - age))
-    assert committed_steps(store) == [2, 10, 100, 10**9]
-    keep_newest(store, 2, abandoned_after_seconds=1e9)
-    assert committed_steps(store) == [100, 10**9]
-
-
-def test_retention_leaves_what_is_being_written_and_takes_what_was_abandoned(store: Store) -> None:
-    write_checkpoint(store, 10)
-    for age, attempt in ((5000, "abandoned"), (10, "in-flight")):
-        path = Path(store.url, shard_key(20, attempt, 0))
-        store.put(shard_key(20, attempt, 0), b"bytes")
-        os.utime(path, (time.time() - age, time.time() - age))
-    commit = read_commit(store, 10)
-    os.utime(Path(store.url, commit.shards[0].key), (1, 1))  # an old shard that a commit names stays
-    keep_newest(store, 2, abandoned_after_seconds=1000)
-    assert [item.key for item in store.list()] == [
-        commit.shards[0].key,
-        commit_key(10),
-        shard_key(20, "in-flight", 0),
-    ]
-
-
-def test_retention_deletes_the_commit_before_its_shards(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in (1, 2, 3):
-        write_checkpoint(store, step)
-    deleted: list[str] = []
-    monkeypatch.setattr(type(store), "delete", lambda self, keys: deleted.extend(keys))
-    keep_newest(store, 2, abandoned_after_seconds=1000)
-    assert deleted[0] == commit_key(1)
-    assert all(key.startswith("step-000000001/") for key in deleted)
 
 
 def test_the_first_commit_of_a_step_stays(store: Store) -> None:

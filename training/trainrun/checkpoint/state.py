@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import trainrun
-from trainrun.checkpoint import random_streams, retention, write
+from trainrun.checkpoint import random_streams, write
 from trainrun.checkpoint.digest import gathered, tensors_digest
 from trainrun.checkpoint.layout import (
     Commit,
-    Damaged,
     Shard,
     contradiction,
     new_attempt,
 )
 from trainrun.checkpoint.parts import to_write, whole
 from trainrun.checkpoint.restore import OPTIMIZER, Restore
+from trainrun.checkpoint.retention import Retention
 from trainrun.config import from_mapping, to_mapping
 from trainrun.data.stream import Stream
 from trainrun.errors import CheckpointError
@@ -187,10 +187,6 @@ class TrainState:
         if not self._ranks.first:
             return
         try:
-            retention.keep_newest(
-                store,
-                self._settings.checkpoint.keep,
-                abandoned_after_seconds=2 * self._settings.checkpoint.timeout_seconds,
-            )
-        except (StoreError, Damaged, CheckpointError) as error:
+            Retention(store, self._settings.checkpoint).prune()
+        except StoreError as error:
             self._ranks.say(f"WARNING: old checkpoints could not be deleted: {error}")
