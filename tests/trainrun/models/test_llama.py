@@ -10,32 +10,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainrun.config import ConfigError, from_mapping
 from trainrun.models.gpt import GPT
+from trainrun.models.llama import llama_config, llama_name
 from trainrun.settings import ModelSettings
 from trainrun.settings.presets import PRESETS
 from trainrun.settle import settle
-
-NAMES = {
-    "embedding": "model.embed_tokens",
-    "norm": "model.norm",
-    "head": "lm_head",
-    "attention_norm": "input_layernorm",
-    "feed_forward_norm": "post_attention_layernorm",
-    "attention.queries": "self_attn.q_proj",
-    "attention.keys": "self_attn.k_proj",
-    "attention.values": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "feed_forward.gate": "mlp.gate_proj",
-    "feed_forward.up": "mlp.up_proj",
-    "feed_forward.down": "mlp.down_proj",
-}
-
-
-def llama_name(name: str) -> str:
-    module = name.removesuffix(".weight")
-    if module.startswith("blocks."):
-        _, number, rest = module.split(".", 2)
-        return f"model.layers.{number}.{NAMES[rest]}.weight"
-    return f"{NAMES[module]}.weight"
 
 
 @pytest.mark.parametrize(
@@ -51,23 +29,9 @@ def test_llama_settings_compute_what_transformers_computes(preset: str, context:
     kv_heads = 2 if PRESETS[preset].get("kv_heads") else 0
     tiny = {"layers": 2, "width": 32, "heads": 4, "kv_heads": kv_heads, "feed_forward": 48, "vocabulary": 101}
     settings = from_mapping(ModelSettings, {**PRESETS[preset], **tiny})
-    rope = {"rope_type": "default", "rope_theta": settings.rope_base}
-    if scaling is not None:
-        rope |= {"rope_type": "llama3", "factor": scaling, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-        rope |= {"original_max_position_embeddings": 8192}
-    config = LlamaConfig(
-        vocab_size=101,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=kv_heads or 4,
-        max_position_embeddings=context,
-        rms_norm_eps=settings.norm_epsilon,
-        rope_parameters=rope,
-        tie_word_embeddings=settings.tied,
-        attn_implementation="sdpa",
-    )
+    written = llama_config(settings, vocabulary=101, context=context, end=None)
+    assert ("rope_scaling" in written) == (scaling is not None)
+    config = LlamaConfig(**written, attn_implementation="sdpa")
     torch.manual_seed(0)
     llama = LlamaForCausalLM(config).eval()
     gpt = GPT(settings, vocabulary=101, context=context)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterable
@@ -12,13 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from trainrun.data.tokenizer import has_tokenizer, load_tokenizer
-from trainrun.models.huggingface_files import INDEX, SINGLE
+from trainrun.models.safetensors_write import LARGEST_FILE, file_names, write_index
 from trainrun.store import open_store
 
 GENERATION = "generation_config.json"
-
-LARGEST_FILE = 5 * 1000**3
-"""Bytes of weights in one file, as hubs like it."""
 
 
 def export_model(
@@ -32,15 +28,10 @@ def export_model(
         source: the folder from which the model came; its tokenizer and how it generates are taken along.
         largest_file: bytes of weights after which another file is begun.
     """
-    model.config.architectures = [type(model).__name__]
-    model.config.dtype = "float32"
     with tempfile.TemporaryDirectory(prefix="trainrun-export-") as temporary:
         folder = Path(temporary)
-        model.config.save_pretrained(folder)
-        if has_tokenizer(source):
-            load_tokenizer(source).save_pretrained(folder)
-        if (source / GENERATION).is_file():
-            shutil.copy(source / GENERATION, folder)
+        write_configuration(model.config, folder, architecture=type(model).__name__, dtype="float32")
+        take_along(source, folder)
         _write_weights(tensors, folder, largest_file)
         store = open_store(url)
         for path in sorted(folder.rglob("*")):
@@ -48,17 +39,32 @@ def export_model(
                 store.put_file(path.relative_to(folder).as_posix(), path)
 
 
+def write_configuration(config: Any, folder: Path, *, architecture: str, dtype: str) -> None:
+    """Write the ``config.json`` of a model of transformers, with the name of its class and the type of its weights."""
+    config.architectures = [architecture]
+    config.dtype = dtype
+    config.save_pretrained(folder)
+
+
+def take_along(source: Path, folder: Path) -> None:
+    """Copy from a model's folder its tokenizer, and how it generates, as far as it has them."""
+    if has_tokenizer(source):
+        load_tokenizer(source).save_pretrained(folder)
+    if (source / GENERATION).is_file():
+        shutil.copy(source / GENERATION, folder)
+
+
 def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path, largest_file: int) -> None:
+    """Write tensors of which neither number nor sizes are known before: as much as a file holds is kept in memory."""
     from safetensors.torch import save_file
 
-    files: list[Path] = []
-    places: dict[str, int] = {}
+    parts: list[list[str]] = []
     total = size = 0
     held: dict[str, Tensor] = {}
 
     def write() -> None:
-        files.append(folder / f"part-{len(files)}")
-        save_file(held, files[-1], metadata={"format": "pt"})
+        save_file(held, folder / f"part-{len(parts)}", metadata={"format": "pt"})
+        parts.append(list(held))
         held.clear()
 
     for name, tensor in tensors:
@@ -66,15 +72,11 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], folder: Path, largest_
             write()
             size = 0
         held[name] = tensor.contiguous()
-        places[name] = len(files)
         size += tensor.nbytes
         total += tensor.nbytes
     write()
-    if len(files) == 1:
-        files[0].rename(folder / SINGLE)
-        return
-    names = [f"model-{number:05}-of-{len(files):05}.safetensors" for number in range(1, len(files) + 1)]
-    for path, name in zip(files, names, strict=True):
-        path.rename(folder / name)
-    index = {"metadata": {"total_size": total}, "weight_map": {name: names[place] for name, place in sorted(places.items())}}
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+    names = file_names(len(parts))
+    for number, name in enumerate(names):
+        (folder / f"part-{number}").rename(folder / name)
+    if len(names) > 1:
+        write_index(folder, dict(zip(names, parts, strict=True)), total)
