@@ -7,7 +7,7 @@ trained in fp32, whatever the files hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,10 +91,9 @@ def load_model(
         raise ConfigError([f"{folder} has no config.json that transformers can read: {error}"]) from None
     _require_fit(config, folder, data, sequence_length)
     if settings.task == "classification":
-        config.id2label = dict(enumerate(data.classes))  # their number with them
-        config.label2id = {name: number for number, name in enumerate(data.classes)}
+        name_classes(config, data.classes)
         config.pad_token_id = data.padding  # a decoder looks for the last token before it
-    kind = getattr(transformers, _KINDS[settings.task])
+    kind = getattr(transformers, CLASSES[settings.task])
     try:
         with parameters_without_memory():
             model = kind.from_config(config, attn_implementation="sdpa", dtype="float32")
@@ -142,11 +141,18 @@ def import_transformers() -> Any:
     return transformers
 
 
-_KINDS = {
+def name_classes(config: Any, classes: Sequence[str]) -> None:
+    """Put the names of classes, and so their number, into a configuration of transformers."""
+    config.id2label = dict(enumerate(classes))
+    config.label2id = {name: number for number, name in enumerate(classes)}
+
+
+CLASSES: dict[Task, str] = {
     "causal": "AutoModelForCausalLM",
     "masked": "AutoModelForMaskedLM",
     "classification": "AutoModelForSequenceClassification",
 }
+"""transformers' classes by task."""
 
 
 def _require_fit(config: Any, folder: Path, data: ExamplesDescription, sequence_length: int) -> None:
