@@ -54,15 +54,19 @@ class Bar:
 
     def update(self, step: int, *, tokens_per_second: float, seconds_left: float) -> None:
         """Show that ``step`` is done; drawn at most ten times a second."""
-        now = time.monotonic()
-        if now - self._drawn_at < SECONDS_BETWEEN_DRAWS and step < self._steps:
-            return
-        self._drawn_at = now
         fields = [f"{step}/{self._steps}", f"{100 * step / self._steps:.1f}%"]
         if tokens_per_second:
             fields += [f"{duration(seconds_left)} left", f"{scaled(tokens_per_second)} tok/s"]
+        self.show(step / self._steps, fields)
+
+    def show(self, part: float, fields: list[str]) -> None:
+        """Show that ``part`` (0 to 1) of all is done, and say ``fields`` of it; drawn at most ten times a second."""
+        now = time.monotonic()
+        if now - self._drawn_at < SECONDS_BETWEEN_DRAWS and part < 1:
+            return
+        self._drawn_at = now
         with self._lock:
-            self._text = _with_graph(fitting(fields, self.columns - 1), step / self._steps, self.columns - 1)
+            self._text = _with_graph(fitting(fields, self.columns - 1), part, self.columns - 1)
             self._draw()
 
     def write(self, stream: TextIO, text: str) -> int:
