@@ -12,17 +12,19 @@ No torch: the process that writes a checkpoint has none.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import math
 import re
 import time
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from trainrun.checkpoint.parts import cover
-from trainrun.config import ConfigError, from_mapping, to_mapping
+from trainrun.config import ConfigError, from_mapping
 from trainrun.errors import CheckpointError
 from trainrun.store import Store
 
@@ -35,8 +37,15 @@ ITEM_SIZES = {
 }
 """Bytes of an element of each type that a tensor may have, by torch's name of it."""
 
-_COMMIT_KEY = re.compile(r"step-(\d{9,})/COMMIT\.json")
-_SHARD_KEY = re.compile(r"step-(\d{9,})/([0-9A-Za-z-]+)/rank-(\d{5,})\.bin")
+LARGEST_COMMIT = 2 * 1024**3
+"""Bytes of a COMMIT above which it is not read: several millions of slices."""
+
+_STEP = r"step-([0-9]{9}|[1-9][0-9]{9,17})"
+_COMMIT_KEY = re.compile(_STEP + r"/COMMIT\.json")
+_SHARD_KEY = re.compile(_STEP + r"/([0-9A-Za-z-]+)/rank-([0-9]{5,9})\.bin")
+
+
+T = TypeVar("T")
 
 
 class Damaged(Exception):
@@ -63,6 +72,9 @@ class Entry:
         return tuple(stop - start for start, stop in self.slice)
 
 
+_ENTRY_FIELDS = {each.name for each in dataclasses.fields(Entry)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """One object of tensor bytes."""
@@ -75,6 +87,14 @@ class Shard:
     """The slices that it has of each tensor."""
     values: dict[str, Any] = field(default_factory=dict)
     """Small JSON values by name, beside the tensors."""
+
+    def to_json(self) -> str:
+        """The document that describes it."""
+        return _json(self.fields()) + "\n"
+
+    def fields(self) -> dict[str, Any]:
+        """The mapping that JSON has of it."""
+        return {**_fields(self), "tensors": self.tensors}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +117,8 @@ class Commit:
     """The resolved `trainrun.settings.TrainSettings`."""
     versions: dict[str, str]
     shards: tuple[Shard, ...]
+    metric: float | None = None
+    """What was given to ``state.save(metric=...)``, for checkpoint.keep_best and for people."""
     sha256: str = ""
     """Digest of everything else here, which `to_json` puts in: a flipped digit in it must not pass for another position."""
     schema: int = SCHEMA_VERSION
@@ -112,8 +134,8 @@ class Commit:
 
     def to_json(self) -> str:
         """The document with its digest, keys sorted."""
-        mapping = to_mapping(self)
-        return json.dumps({**mapping, "sha256": _digest(mapping)}, sort_keys=True) + "\n"
+        content = {**_fields(self), "shards": [shard.fields() for shard in self.shards]}
+        return _json({**content, "sha256": _digest(content)}) + "\n"
 
 
 def step_directory(step: int) -> str:
@@ -149,37 +171,108 @@ def read_commit(store: Store, step: int) -> Commit:
         CheckpointError: it was written by another version of trainrun.
         StoreError: it could not be read.
     """
-    return parse_commit(store.get(commit_key(step)).decode(errors="replace"), step)
+    return parse_commit(commit_text(store, step), step)
+
+
+def commit_text(store: Store, step: int) -> str:
+    """A step's COMMIT as it lies in the store, unchecked; raises StoreError."""
+    return store.get(commit_key(step), 0, LARGEST_COMMIT).decode(errors="replace")
 
 
 def parse_commit(text: str, step: int) -> Commit:
     """Check the text of a step's COMMIT; see `read_commit`."""
     name = commit_key(step)
     try:
-        mapping = json.loads(text)
+        mapping = _object(text)
+        if mapping.get("sha256") != _digest(mapping):
+            raise Damaged(f"{name} is not what was written (sha256 differs)")
+        if mapping.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
+            raise CheckpointError(
+                f"{name} has schema {mapping['schema']!r}, this trainrun reads {SCHEMA_VERSION}. "
+                "Restore it with the version that wrote it."
+            )
+        commit = from_mapping(Commit, {**mapping, "shards": []}, source=name)
+        shards = tuple(_shard(fields) for fields in _typed(mapping.get("shards"), list, "shards"))
+    except ConfigError as error:
+        raise Damaged(f"{name} is not a COMMIT: {error.problems[0]:.300}") from None
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{name} is not JSON: {error}") from None
-    if isinstance(mapping, dict) and mapping.get("schema", SCHEMA_VERSION) != SCHEMA_VERSION:
-        raise CheckpointError(
-            f"{name} has schema {mapping['schema']!r}, this trainrun reads {SCHEMA_VERSION}. "
-            "Restore it with the version that wrote it."
-        )
-    try:
-        commit = from_mapping(Commit, mapping, source=name)
-    except ConfigError as error:
-        raise Damaged(f"{name} is not a COMMIT: {error.problems[0]}") from None
+    commit = dataclasses.replace(commit, shards=shards)
     problem = contradiction(commit, step)
     if problem:
         raise Damaged(f"{name} contradicts itself: {problem}")
-    if commit.sha256 != _digest(mapping):
-        raise Damaged(f"{name} is not what was written (sha256 differs)")
     return commit
 
 
-def _digest(mapping: dict[str, Any]) -> str:
+def parse_shard(text: str, source: str) -> Shard:
+    """What `Shard.to_json` wrote; whether its slices fit is for `contradiction` to say.
+
+    Raises:
+        Damaged: it is no such thing.
+    """
+    try:
+        return _shard(_object(text))
+    except ConfigError as error:
+        raise Damaged(f"{source} does not describe a shard: {error.problems[0]:.300}") from None
+    except (ValueError, RecursionError) as error:
+        raise Damaged(f"{source} is not JSON: {error}") from None
+
+
+def _object(text: str) -> dict[str, Any]:
+    return _typed(json.loads(text), dict, "the whole")
+
+
+def _shard(fields: Any) -> Shard:
+    """A shard of its JSON. By hand, and not by `from_mapping`, for there may be a million entries."""
+    head = {key: value for key, value in _typed(fields, dict, "a shard").items() if key != "tensors"}
+    shard = from_mapping(Shard, {**head, "tensors": {}}, source="a shard")
+    tensors = {
+        name: tuple([_entry(entry, name) for entry in _typed(entries, list, name)])
+        for name, entries in _typed(fields.get("tensors"), dict, "tensors").items()
+    }
+    return dataclasses.replace(shard, tensors=tensors)
+
+
+def _entry(fields: Any, name: str) -> Entry:
+    if _typed(fields, dict, name).keys() != _ENTRY_FIELDS:
+        raise ConfigError([f"a slice of {name} has other fields than {', '.join(sorted(_ENTRY_FIELDS))}"])
+    shape, bounds, dtype, digest = fields["shape"], fields["slice"], fields["dtype"], fields["sha256"]
+    numbers = [fields["offset"], fields["length"], *_typed(shape, list, name)]
+    for pair in _typed(bounds, list, name):
+        if type(pair) is not list or len(pair) != 2:
+            raise ConfigError([f"a slice of {name} has bounds that are no pairs"])
+        numbers += pair
+    if set(map(type, numbers)) != {int} or type(dtype) is not str or type(digest) is not str:
+        raise ConfigError([f"a slice of {name} has a field of a wrong type"])
+    return Entry(
+        offset=fields["offset"],
+        length=fields["length"],
+        dtype=dtype,
+        shape=tuple(shape),
+        slice=tuple([(start, stop) for start, stop in bounds]),
+        sha256=digest,
+    )
+
+
+def _typed(value: Any, kind: type[T], name: str) -> T:
+    if type(value) is not kind:
+        raise ConfigError([f"{name} is no {kind.__name__}, but {type(value).__name__}"])
+    return value
+
+
+def _digest(content: dict[str, Any]) -> str:
     """sha256 of a COMMIT's content, however it is laid out."""
-    content = {key: value for key, value in mapping.items() if key != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(_json({key: value for key, value in content.items() if key != "sha256"}).encode()).hexdigest()
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(content, sort_keys=True, default=vars)  # an entry is the mapping of its fields
+
+
+def _fields(one: Commit | Shard) -> dict[str, Any]:
+    """What JSON has of all fields but shards and tensors: keys are texts there, by which they are sorted for the digest."""
+    mapping: dict[str, Any] = json.loads(json.dumps({k: v for k, v in vars(one).items() if k not in ("shards", "tensors")}))
+    return mapping
 
 
 def contradiction(commit: Commit, step: int) -> str | None:
@@ -188,6 +281,10 @@ def contradiction(commit: Commit, step: int) -> str | None:
         return f"it says step {commit.step}"
     if len(commit.shards) != commit.world or not commit.shards:
         return f"{commit.world} ranks wrote {len(commit.shards)} shards"
+    if len({shard.key for shard in commit.shards}) < len(commit.shards):
+        return "two of its shards are the same"
+    if commit.tokens < 0 or not math.isfinite(commit.time):
+        return f"it says {commit.tokens} tokens, at the time {commit.time}"
     slices: dict[str, list[Entry]] = {}
     for shard in commit.shards:
         match = _SHARD_KEY.fullmatch(shard.key)
@@ -197,6 +294,8 @@ def contradiction(commit: Commit, step: int) -> str | None:
             if not entries or not all(_fits(entry, shard.length) for entry in entries):
                 return f"the tensor {name!r} does not fit in {shard.key}"
             slices.setdefault(name, []).extend(entries)
+        if _overlap(entry for entries in shard.tensors.values() for entry in entries):
+            return f"slices share bytes of {shard.key}"
     return next((problem for name, entries in slices.items() if (problem := _incomplete(name, entries))), None)
 
 
@@ -207,6 +306,16 @@ def _fits(entry: Entry, shard_length: int) -> bool:
     if entry.dtype not in ITEM_SIZES or not inside or entry.offset < 0:
         return False
     return entry.length == math.prod(entry.extent) * ITEM_SIZES[entry.dtype] and entry.offset + entry.length <= shard_length
+
+
+def _overlap(entries: Iterable[Entry]) -> bool:
+    """Whether some share bytes of their shard."""
+    end = 0
+    for offset, length in sorted([(entry.offset, entry.length) for entry in entries]):
+        if offset < end:
+            return True
+        end = offset + length
+    return False
 
 
 def _incomplete(name: str, entries: list[Entry]) -> str | None:
