@@ -10,7 +10,7 @@ import pytest
 
 from trainrun.config import ConfigError, from_mapping
 from trainrun.settings import CheckpointSettings, TrainSettings
-from trainrun.spec import MonitoringSpec, ShutdownSpec, TimeoutSpec
+from trainrun.spec import ClusterSpec, JobSpec, MonitoringSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
 
 
 def test_all_that_is_wrong_is_said_together() -> None:
@@ -88,3 +88,19 @@ def test_defaults_are_right() -> None:
 def test_a_specification_that_no_node_could_follow_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         make()
+
+
+def test_ranks_cannot_be_given_more_time_than_until_they_are_killed() -> None:
+    def spec(stop_seconds: float) -> RunSpec:
+        return RunSpec(
+            run="run",
+            region="us-east-1",
+            cluster=ClusterSpec(name="c", instance_type="c7i.large", nodes_min=1, nodes_desired=1, nodes_max=1),
+            job=JobSpec(entry_point="trainrun.pretrain", configuration={"checkpoint": {"stop_seconds": stop_seconds}}),
+            storage=StorageSpec(location="s3://bucket/runs"),
+            timeouts=TimeoutSpec(stop_grace=60),
+        )
+
+    assert spec(60).timeouts.stop_grace == 60
+    with pytest.raises(ConfigError, match=r"checkpoint.stop_seconds is 61 and timeouts.stop_grace 60: the ranks would be killed"):
+        spec(61)

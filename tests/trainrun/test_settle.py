@@ -29,6 +29,8 @@ def test_later_layers_cover_earlier_ones(tmp_path: Path, monkeypatch: pytest.Mon
     assert (settings.steps, settings.seed, settings.precision, settings.run) == (5, 3, "bf16", "first")
     assert (settings.optimizer.learning_rate, settings.optimizer.beta1, settings.optimizer.beta2) == (3e-4, 0.7, 0.95)
     assert settings.checkpoint.location == "s3://bucket/runs"
+    assert settings.checkpoint.stop_seconds == 90, "what the agent gives the ranks"
+    assert settle(None, ["--checkpoint.stop_seconds=20"]).checkpoint.stop_seconds == 20
 
 
 def test_a_scripts_own_defaults_lie_under_everything(tmp_path: Path) -> None:

@@ -109,4 +109,5 @@ def _read_yaml(text: str, path: Path) -> Any:
 
 def _of_spec(path: Path) -> dict[str, Any]:
     spec = RunSpec.from_json(path.read_text(encoding="utf-8"))
-    return merge(spec.job.configuration, {"run": spec.run, "checkpoint": {"location": spec.storage.location}})
+    given = merge({"checkpoint": {"stop_seconds": spec.timeouts.stop_grace}}, spec.job.configuration)
+    return merge(given, {"run": spec.run, "checkpoint": {"location": spec.storage.location}})

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -153,7 +154,8 @@ class TimeoutSpec:
     peer_lost: int = 10
     """Silence after which a peer counts as lost."""
     stop_grace: int = 90
-    """Between SIGTERM and SIGKILL of the ranks; must cover the last checkpoint. A spot notice gives 120."""
+    """Between a request to stop and SIGKILL of the ranks, which is what they have for the last checkpoint (their
+    checkpoint.stop_seconds, unless the configuration says less). A spot notice gives 120."""
 
     def __post_init__(self) -> None:
         problems = [
@@ -214,6 +216,14 @@ class RunSpec:
         if self.schema != SCHEMA_VERSION:
             problem = (
                 f"schema is {self.schema}, this trainrun reads {SCHEMA_VERSION}. Deploy again with the trainrun of the payload."
+            )
+            raise ConfigError([problem])
+        checkpoint = self.job.configuration.get("checkpoint")
+        stop_seconds = checkpoint.get("stop_seconds") if isinstance(checkpoint, Mapping) else None
+        if isinstance(stop_seconds, (int, float)) and stop_seconds > self.timeouts.stop_grace:
+            problem = (
+                f"checkpoint.stop_seconds is {stop_seconds} and timeouts.stop_grace {self.timeouts.stop_grace}: the ranks would "
+                "be killed before their time is over. Raise stop_grace, and leave out stop_seconds, which then is the same."
             )
             raise ConfigError([problem])
 

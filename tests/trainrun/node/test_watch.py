@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from trainrun.deadline import seconds_in
 from trainrun.directory import DirectoryStore
 from trainrun.node.events import Events
 from trainrun.node.finish import Result, finish
@@ -37,7 +38,7 @@ class TestNotices:
     def notices(self, service, store, tmp_path):
         events = Events(identity=Identity(node="i-1", address="10.0.0.7"), path=tmp_path / "events", store=store)
         metadata = Metadata(timeout=0.3, attempts=2, pause=0.01)
-        return Notices(metadata=metadata, stop_file=tmp_path / "stop", events=events)
+        return Notices(metadata=metadata, stop_file=tmp_path / "stop", stop_grace=90, events=events)
 
     def reported(self, tmp_path):
         path = tmp_path / "events"
@@ -52,13 +53,23 @@ class TestNotices:
         service.items["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-30T12:00:00Z"}'
         notices.look()
         notices.look()
-        assert (tmp_path / "stop").read_text() == "spot interruption notice: terminate at 2026-11-30T12:00:00Z\n"
+        text = (tmp_path / "stop").read_text()
+        assert text == "90 seconds left; spot interruption notice: terminate at 2026-11-30T12:00:00Z\n"
+        assert seconds_in(text, otherwise=1.0) == 90.0
         assert len(self.reported(tmp_path)) == 1
+
+    @pytest.mark.parametrize(("ahead", "told"), [(40, range(35, 41)), (120, [90]), (-40, [90])])
+    def test_the_ranks_are_told_how_long_they_have(self, service, notices, tmp_path, ahead, told):
+        """The notice's time, if the agent would not end them before. One in the past is a clock that is wrong."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + ahead))
+        service.items["spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
+        notices.look()
+        assert int(seconds_in((tmp_path / "stop").read_text(), otherwise=1.0)) in told
 
     def test_a_notice_that_cannot_be_read_is_a_notice(self, service, notices, tmp_path):
         service.items["spot/instance-action"] = "terminate!"
         notices.look()
-        assert (tmp_path / "stop").read_text() == "spot interruption notice: terminate!\n"
+        assert (tmp_path / "stop").read_text() == "90 seconds left; spot interruption notice: terminate!\n"
 
     def test_a_rebalance_recommendation_is_reported_and_stops_nothing(self, service, notices, tmp_path):
         service.items["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-30T12:00:00Z"}'

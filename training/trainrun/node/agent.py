@@ -183,7 +183,12 @@ class Agent:
     def watch(self, regroup: Regroup, meeting: Meeting) -> AbstractContextManager[None]:
         """Watch what is to be watched beside torchrun."""
         return watching(
-            notices=Notices(metadata=self.metadata, stop_file=self.places.stop_file, events=self.events),
+            notices=Notices(
+                metadata=self.metadata,
+                stop_file=self.places.stop_file,
+                stop_grace=self.spec.timeouts.stop_grace,
+                events=self.events,
+            ),
             metric_files=self.metric_files,
             regroup=regroup,
             publish_seconds=self.spec.monitoring.publish_seconds,

@@ -45,7 +45,8 @@ class Places:
 
     @property
     def stop_file(self) -> Path:
-        """Its presence asks all ranks to save and leave; its text is the reason."""
+        """Its presence asks all ranks to save and leave; its text is the reason, after the seconds that they have if it
+        begins with a number (`trainrun.deadline`)."""
         return self.state / "stop"
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 
 from trainrun.node.events import Events
@@ -21,14 +22,16 @@ HOST_SECONDS = 5.0
 class Notices:
     """Spot interruption notices and rebalance recommendations of this instance."""
 
-    def __init__(self, *, metadata: Metadata, stop_file: Path, events: Events) -> None:
+    def __init__(self, *, metadata: Metadata, stop_file: Path, stop_grace: float, events: Events) -> None:
         """Args:
         metadata: the instance metadata service.
         stop_file: written on an interruption notice, so that all ranks save and leave.
+        stop_grace: seconds after which the agent ends the ranks, whatever the notice says.
         events: where each notice is reported, once.
         """
         self._metadata = metadata
         self._stop_file = stop_file
+        self._stop_grace = stop_grace
         self._events = events
         self._seen: set[str] = set()
 
@@ -46,19 +49,32 @@ class Notices:
             self._events.report("watch", "done", detail=f"Rebalance recommendation: {rebalance.strip()}. Training goes on.")
 
     def _interrupt(self, document: str) -> None:
+        seconds = self._stop_grace
         try:
             notice = json.loads(document)
             reason = f"spot interruption notice: {notice['action']} at {notice['time']}"
+            seconds = min(seconds, _seconds_until(notice["time"]) or seconds)
         except (ValueError, KeyError, TypeError):  # a notice that cannot be read is a notice
             reason = f"spot interruption notice: {document.strip()}"
-        self._stop_file.write_text(reason + "\n", encoding="utf-8")
-        self._events.report("watch", "done", detail=f"{reason}. All ranks are asked to save; this node leaves.")
+        new = self._stop_file.with_suffix(".new")  # the ranks may read it at any moment, and take its first number for their time
+        new.write_text(f"{seconds:.0f} seconds left; {reason}\n", encoding="utf-8")
+        new.replace(self._stop_file)
+        self._events.report(
+            "watch", "done", detail=f"{reason}. All ranks are asked to save within {seconds:.0f} s; this node leaves."
+        )
 
     def _is_new(self, path: str) -> bool:
         if path in self._seen:
             return False
         self._seen.add(path)
         return True
+
+
+def _seconds_until(moment: str) -> float | None:
+    """From now; None when that is over, which only a wrong clock can make of a notice."""
+    at = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    seconds = (at - datetime.now(timezone.utc)).total_seconds()
+    return seconds if seconds > 0 else None
 
 
 class Regroup:
