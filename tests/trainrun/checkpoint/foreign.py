@@ -5,6 +5,8 @@ Beside each checkpoint lies what DeepSpeed and torch themselves say is in it.
 
 from __future__ import annotations
 
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,13 @@ VOCABULARY, CONTEXT = 257, 16
 STEPS = 2
 
 
-def run_rank(out: Path, *, folder: str, deepspeed: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def run_rank(out: Path, *, folder: str, deepspeed: dict[str, dict[str, Any]], universal: list[str]) -> dict[str, Any]:
     """The program of one rank.
 
     Args:
         folder: where to; each checkpoint in a folder of its own, with ``truth.pt`` beside it.
         deepspeed: by name, configurations to save one checkpoint of each; and "dcp", by FSDP2, in any case.
+        universal: those of which DeepSpeed's own command is to make universal ones, in folders "universal <name>".
     """
     ranks = join(timeout_seconds=60.0, storage_timeout_seconds=60.0)
     _save_dcp(Path(folder))
@@ -37,6 +40,9 @@ def run_rank(out: Path, *, folder: str, deepspeed: dict[str, dict[str, Any]]) ->
     for name, configuration in deepspeed.items():
         print(f"saving {name}", flush=True)
         _save_deepspeed(engine, Path(folder), name, configuration)
+    if ranks.first:
+        for name in universal:
+            _make_universal(Path(folder), name)
     return {}
 
 
@@ -102,6 +108,16 @@ def _save_deepspeed(deepspeed: Any, folder: Path, name: str, configuration: dict
     if dist.get_rank() == 0:
         torch.save(truth, folder / name / "truth.pt")
     engine.destroy()
+
+
+def _make_universal(folder: Path, name: str) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    target = folder / f"universal {name}"
+    sys.argv = ["ds_to_universal", "--inject_missing_state", "--num_extract_workers=1", "--num_merge_workers=1"]
+    sys.argv += [f"--input_folder={folder / name / f'global_step{STEPS}'}", f"--output_folder={target}"]
+    ds_to_universal.main(ds_to_universal.parse_arguments())
+    shutil.copy(folder / name / "truth.pt", target)
 
 
 def _gathered(parameter: nn.Parameter) -> Tensor:

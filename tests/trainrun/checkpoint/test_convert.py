@@ -15,6 +15,8 @@ import pytest
 import resharding
 import torch
 import torch.distributed.checkpoint as dcp
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from trainrun.checkpoint import convert as conversion
@@ -26,7 +28,7 @@ from trainrun.checkpoint.tensors import model_tensors
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.optimizer import bundled
-from trainrun.store import Store, open_store
+from trainrun.store import Store, StoreError, open_store
 
 WORLD = 3
 """Of the ranks that save; what does not divide evenly is where mistakes are."""
@@ -45,7 +47,8 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def saved(lasting_ranks: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a checkpoint of each kind, made by one group of processes."""
     folder = tmp_path_factory.mktemp("saved")
-    outcomes = lasting_ranks("save_as_others_do", world=WORLD, longest=120.0, folder=str(folder), deepspeed=CONFIGURATIONS)
+    wanted = {"folder": str(folder), "deepspeed": CONFIGURATIONS, "universal": ["zero2", "zero3"]}
+    outcomes = lasting_ranks("save_as_others_do", world=WORLD, longest=120.0, **wanted)
     assert [outcome.code for outcome in outcomes] == [0] * WORLD, "\n".join(outcome.log for outcome in outcomes)
     return folder
 
@@ -58,7 +61,7 @@ def converted(source: Path | str, target: Path | str, **options: Any) -> tuple[S
     return store, read_tensors(store, result.commit, lambda name: True), result
 
 
-@pytest.mark.parametrize("name", [*CONFIGURATIONS, "dcp"])
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, "universal zero2", "universal zero3", "dcp"])
 def test_every_tensor_is_what_the_library_itself_says_it_is(name: str, saved: Path, tmp_path: Path) -> None:
     counted: list[int] = []
     store, found, result = converted(saved / name, tmp_path / "run", done=counted.append)
@@ -74,7 +77,7 @@ def test_every_tensor_is_what_the_library_itself_says_it_is(name: str, saved: Pa
     assert any(tensor.abs().sum() > 0 for key, tensor in truth.items() if key.endswith("exp_avg"))
     assert committed_steps(store) == [foreign.STEPS]
     assert any("position in the data" in remark for remark in result.remarks)
-    assert result.commit.versions["converted_from"].startswith("torch.distributed" if name == "dcp" else "DeepSpeed 0.19.8, ZeRO")
+    assert result.commit.versions["converted_from"].startswith("torch.distributed" if name == "dcp" else "DeepSpeed 0.19.8, ")
     assert sum(counted) > 3 * 4 * truth["model/embedding.weight"].numel()
 
 
@@ -225,13 +228,48 @@ def test_files_that_are_missing_or_cut_off_are_named(name: str, saved: Path, tmp
     for number, path in enumerate(files):
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
-        with pytest.raises(CheckpointError, match="cannot be read|can be read|damaged"):
+        with pytest.raises(CheckpointError, match=r"cannot be read|can be read|damaged"):
             converted(source, tmp_path / f"cut{number}")
         path.unlink()
-        with pytest.raises(Exception, match="There is no|lacks|has none of|files of|mixed"):
+        with pytest.raises((CheckpointError, StoreError), match=r"There is no|lacks|has none of|files of|mixed"):
             converted(source, tmp_path / f"gone{number}")
         assert committed_steps(open_store(str(tmp_path / f"gone{number}"))) == []
         path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["zero2", "zero3", "dcp"])
+def test_a_bit_that_flipped_in_the_source_is_not_carried_over(name: str, saved: Path, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(saved / name, source)
+    files = sorted(path for path in source.rglob("*") if path.suffix in (".pt", ".distcp") and path.name != "truth.pt")
+    weights = torch.load(saved / name / "truth.pt", weights_only=True)["optimizer/embedding.weight/exp_avg_sq"]
+    sought = weights.numpy().tobytes()[:64]  # of rank 0's share
+    (path,) = (path for path in files if sought in path.read_bytes())
+    data = bytearray(path.read_bytes())
+    data[data.index(sought) + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"damaged|cannot be read|can be read"):
+        converted(source, tmp_path / "run")
+    assert committed_steps(open_store(str(tmp_path / "run"))) == []
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(place=st.floats(0, 1), change=st.binary(max_size=12), cut=st.booleans())
+def test_num_09_metadata_of_any_bytes_is_read_or_refused(
+    place: float, change: bytes, cut: bool, saved: Path, tmp_path: Path
+) -> None:
+    data = (saved / "dcp" / ".metadata").read_bytes()
+    start = int(place * len(data))
+    (tmp_path / ".metadata").write_bytes(data[:start] + change + (b"" if cut else data[start + len(change) :]))
+    for path in (saved / "dcp").glob("*.distcp"):
+        if not (tmp_path / path.name).exists():
+            shutil.copy(path, tmp_path / path.name)
+    try:
+        source = open_foreign(open_store(str(tmp_path)))
+        for _ in source.parts:
+            pass
+    except (CheckpointError, StoreError):
+        return
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import trainrun
-from trainrun.checkpoint import convert_dcp, convert_deepspeed
+from trainrun.checkpoint import convert_dcp, convert_deepspeed, convert_universal
 from trainrun.checkpoint.foreign import Foreign
 from trainrun.checkpoint.layout import Commit, Entry, Shard, commit_key, contradiction, new_attempt, shard_key
 from trainrun.checkpoint.parts import Part, to_write
@@ -49,6 +49,8 @@ def open_foreign(store: Store) -> Foreign:
         CheckpointError: there is none that is known, or it cannot be read.
     """
     if (folder := convert_deepspeed.folder_of(store)) is not None:
+        if convert_deepspeed.is_universal(folder):
+            return convert_universal.read_universal(folder)
         return convert_deepspeed.read_deepspeed(folder)
     if any(item.key == convert_dcp.METADATA for item in store.list(convert_dcp.METADATA)):
         return convert_dcp.read_dcp(store)

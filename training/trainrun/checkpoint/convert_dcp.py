@@ -99,6 +99,8 @@ def _stored_tensors(metadata: Any) -> dict[str, _Stored]:
             info = places[name, chunk.offsets]
             if getattr(info, "transform_descriptors", None):
                 raise ValueError(f"{name} was compressed or transformed, which convert does not undo")
+            if info.relative_path.startswith("/") or ".." in info.relative_path:
+                raise ValueError(f"{name} would lie outside of the checkpoint's folder, in {info.relative_path}")
             chunks.append(_Chunk(chunk.offsets, chunk.sizes, str(info.relative_path), int(info.offset), int(info.length)))
         dtype = item.properties.state[0]
         if dtype not in ITEM_SIZES:

@@ -27,6 +27,11 @@ from trainrun.store import Store
 from trainrun.strategies.zero_parts import Stretch
 from trainrun.words import counted
 
+LEFT_OUT = (
+    "Random streams and the position in the data are not carried over: DeepSpeed keeps neither in a form of its own.",
+    "The state of the learning rate's schedule is not carried over: here it is a function of the step.",
+)
+
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)(?:_\d+)?_model_states\.pt")
 _OTHERS = {
@@ -37,13 +42,19 @@ _OTHERS = {
 
 def folder_of(store: Store) -> Store | None:
     """Where in ``store`` the files of DeepSpeed's newest checkpoint are: there, or in the folder that ``latest`` names."""
-    names = [item.key for item in store.list() if item.key.count("/") < 2]
-    if "latest" in names:
-        tag = store.get("latest").decode(errors="replace").strip()
+    names = [item.key for item in store.list()]
+    latest = next((name for name in ("latest", "latest_universal") if name in names), None)
+    if latest is not None:
+        tag = store.get(latest).decode(errors="replace").strip()
         if not re.fullmatch(r"[\w.-]+", tag) or not any(name.startswith(f"{tag}/") for name in names):
-            raise CheckpointError(f"{store.locate('latest')} names {tag!r}, and there is no such folder beside it.")
+            raise CheckpointError(f"{store.locate(latest)} names {tag!r}, and there is no such folder beside it.")
         return store.child(tag)
     return store if any(_MODEL_FILE.fullmatch(name) for name in names) else None
+
+
+def is_universal(store: Store) -> bool:
+    """Whether the folder of a checkpoint is one that DeepSpeed's ds_to_universal made."""
+    return any(item.key.endswith("/fp32.pt") for item in store.list("zero/"))
 
 
 def read_deepspeed(store: Store) -> Foreign:
@@ -53,18 +64,15 @@ def read_deepspeed(store: Store) -> Foreign:
         CheckpointError: files are missing, are of no ZeRO stage, or of a kind that is not read (pipeline and tensor
             parallelism, experts); and what `trainrun.checkpoint.pickles` refuses.
     """
-    files = _Files(store)
+    files = Files(store, optimizer=True)
     with files.load(files.model[0]) as states:
-        model = _Model.of(states, store.url)
+        model = Model.of(states, store.url)
         stretches = files.model if model.stage_3 else files.model[:1]
         if model.stage_3 and len(stretches) != len(files.optimizer):
             raise CheckpointError(
                 f"{store.url} has {len(stretches)} files of the model for {len(files.optimizer)} of the optimizer."
             )
-    left_out = [
-        "Random streams and the position in the data are not carried over: DeepSpeed keeps neither in a form of its own.",
-        "The state of the learning rate's schedule is not carried over: here it is a function of the step.",
-    ]
+    left_out = list(LEFT_OUT)
     stage = 3 if model.stage_3 else "1 or 2"
     return Foreign(
         format=f"DeepSpeed {model.version}, ZeRO stage {stage}, {counted(len(files.optimizer), 'rank')}",
@@ -75,18 +83,18 @@ def read_deepspeed(store: Store) -> Foreign:
     )
 
 
-class _Files:
+class Files:
     """The files of one checkpoint, by rank."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, optimizer: bool) -> None:
         self._store = store
-        self.sizes = {item.key: item.size for item in store.list() if "/" not in item.key}
+        self.sizes = {item.key: item.size for item in store.list()}
         for pattern, what in _OTHERS.items():
             if any(re.match(pattern, name) for name in self.sizes):
                 raise CheckpointError(f"{store.url} was written with {what}, which convert does not read.")
-        self.optimizer = self._by_rank(_OPTIMIZER_FILE)
+        self.optimizer = self._by_rank(_OPTIMIZER_FILE) if optimizer else []
         self.model = self._by_rank(_MODEL_FILE)
-        if not self.model or not self.optimizer:
+        if not self.model or (optimizer and not self.optimizer):
             kind = "model's" if not self.model else "optimizer's"
             raise CheckpointError(
                 f"{store.url} has none of the {kind} files of a ZeRO checkpoint (stage 1, 2 or 3), "
@@ -112,12 +120,13 @@ class _Files:
             yield load_torch_file(self._store.directory / name)
             return
         with tempfile.TemporaryDirectory(prefix="trainrun-convert-") as folder:
-            self._store.get_file(name, Path(folder, name))
-            yield load_torch_file(Path(folder, name))
+            path = Path(folder, name.replace("/", "-"))
+            self._store.get_file(name, path)
+            yield load_torch_file(path)
 
 
 @dataclass(frozen=True)
-class _Model:
+class Model:
     """What the file of the model tells of all the others."""
 
     groups: list[dict[str, tuple[int, ...]]]
@@ -131,7 +140,7 @@ class _Model:
     stage_3: bool
 
     @classmethod
-    def of(cls, states: Any, url: str) -> _Model:
+    def of(cls, states: Any, url: str) -> Model:
         wanted = ("module", "param_shapes", "buffer_names", "global_steps")
         if not isinstance(states, dict) or any(key not in states for key in wanted) or not states["param_shapes"]:
             raise CheckpointError(f"The file of the model in {url} is not of a ZeRO checkpoint of stage 1, 2 or 3.")
@@ -154,25 +163,40 @@ class _Model:
         )
 
 
-def _parts(files: _Files, model: _Model, left_out: list[str]) -> Iterator[Part]:
+def _parts(files: Files, model: Model, left_out: list[str]) -> Iterator[Part]:
+    with as_deepspeed_writes_it():
+        yield from untrained_parts(files, model)
+        done: dict[str, int] = {}
+        for rank, name in enumerate(files.optimizer):
+            with files.load(name) as states:
+                yield from _trained_parts(model, _Share.of(states, model, files, rank, left_out), rank, done)
+
+
+@contextmanager
+def as_deepspeed_writes_it() -> Iterator[None]:
+    """Around the reading of what files of DeepSpeed hold: something else in them is said in a sentence."""
+    try:
+        yield
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"The files are not as DeepSpeed writes them: {type(error).__name__}: {error}.") from error
+
+
+def untrained_parts(files: Files, model: Model) -> Iterator[Part]:
+    """Buffers and frozen parameters."""
     with files.load(files.model[0]) as states:
         for name in model.plain:
-            yield whole(f"model/{canonical(name)}", _fp32(states["module"][name]))
+            yield whole(f"model/{canonical(name)}", fp32(states["module"][name]))
     if model.frozen:
         for rank, name in enumerate(files.model):
             with files.load(name) as states:
                 yield from _frozen_parts(model, states["frozen_param_fragments"], rank)
-    done: dict[str, int] = {}
-    for rank, name in enumerate(files.optimizer):
-        with files.load(name) as states:
-            yield from _trained_parts(model, _Share.of(states, model, files, rank, left_out), rank, done)
 
 
-def _frozen_parts(model: _Model, fragments: Mapping[str, Tensor], rank: int) -> Iterator[Part]:
+def _frozen_parts(model: Model, fragments: Mapping[str, Tensor], rank: int) -> Iterator[Part]:
     for name, shape in model.frozen.items():
         flat = fragments[name].reshape(-1)
         stretch = _equal_stretch(name, shape, rank, flat.numel())
-        yield from stretch.parts(f"model/{canonical(name)}", _fp32(flat[: stretch.elements]))
+        yield from stretch.parts(f"model/{canonical(name)}", fp32(flat[: stretch.elements]))
 
 
 def _equal_stretch(name: str, shape: tuple[int, ...], rank: int, size: int) -> Stretch:
@@ -193,7 +217,7 @@ class _Share:
     ranks: int
 
     @classmethod
-    def of(cls, states: Any, model: _Model, files: _Files, rank: int, left_out: list[str]) -> _Share:
+    def of(cls, states: Any, model: Model, files: Files, rank: int, left_out: list[str]) -> _Share:
         place = f"The file {files.optimizer[rank]}"
         try:
             zero = states["optimizer_state_dict"]
@@ -228,7 +252,7 @@ def _state_by_group(optimizer: Any) -> dict[int, dict[str, Any]]:
     return state
 
 
-def _trained_parts(model: _Model, share: _Share, rank: int, done: dict[str, int]) -> Iterator[Part]:
+def _trained_parts(model: Model, share: _Share, rank: int, done: dict[str, int]) -> Iterator[Part]:
     for number, shapes in enumerate(model.groups):
         flat = share.weights[number].reshape(-1)
         for stretch, offset in _stretches(shapes, share, number, rank, done):
@@ -237,7 +261,7 @@ def _trained_parts(model: _Model, share: _Share, rank: int, done: dict[str, int]
                     f"Rank {rank} has {flat.numel()} elements of group {number}, where {offset + stretch.elements} should be. "
                     "If its optimizer was offloaded to NVMe, its weights are not in the checkpoint."
                 )
-            yield from stretch.parts(f"model/{stretch.name}", _fp32(flat[offset:][: stretch.elements]))
+            yield from stretch.parts(f"model/{stretch.name}", fp32(flat[offset:][: stretch.elements]))
             for key, value in share.state.get(number, {}).items():
                 yield from _state_parts(stretch, key, value, offset, first=rank == 0)
 
@@ -268,5 +292,6 @@ def _state_parts(stretch: Stretch, key: str, value: Any, offset: int, *, first: 
         yield whole(name, torch.as_tensor(value, dtype=torch.float32))
 
 
-def _fp32(tensor: Tensor) -> Tensor:
+def fp32(tensor: Tensor) -> Tensor:
+    """A tensor of a floating type as checkpoints here have it."""
     return tensor.float() if tensor.is_floating_point() else tensor

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import zipfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def load_torch_file(path: Path) -> Any:
                 f"{path} is no file of torch.save, or one of a torch before 1.6. Save it anew with a later torch."
             )
     try:
+        _require_checksums(path, str(path))
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         _require_harmless(str(path), names)
         with torch.serialization.safe_globals([(Record, name) for name in names]):
@@ -70,7 +72,10 @@ def load_torch_file(path: Path) -> Any:
 def load_tensor(data: bytes, place: str) -> torch.Tensor:
     """The one tensor that ``torch.save`` made ``data`` of; raises as `load_torch_file`, naming ``place``."""
     try:
+        _require_checksums(io.BytesIO(data), place)
         tensor = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except Exception as error:  # torch has many for bytes that are not its own
         raise CheckpointError(f"{place} is no tensor that can be read: {_first_line(error)}") from None
     if not isinstance(tensor, torch.Tensor):
@@ -117,6 +122,13 @@ def _record_class(name: str) -> type[Record]:
 
 def _shape(sizes: Any = ()) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
+
+
+def _require_checksums(file: Path | io.BytesIO, place: str) -> None:
+    """Hold what is in a file of torch.save against the checksums that it has, which torch does not do."""
+    with zipfile.ZipFile(file) as records:
+        if (damaged := records.testzip()) is not None:
+            raise CheckpointError(f"{place} is damaged: the checksum of {damaged} in it is another.")
 
 
 def _require_harmless(place: str, names: list[str]) -> None:
