@@ -39,6 +39,10 @@ class StoreKeyMissing(StoreError, KeyError):
     """There is no object of that key."""
 
 
+class StoreObjectShort(StoreError):
+    """An object ends before the range that was to be read of it."""
+
+
 @dataclass(frozen=True)
 class StoredObject:
     """One entry of a listing."""
@@ -124,8 +128,8 @@ class Store(abc.ABC):
 
         Raises:
             StoreKeyMissing: an object is not there.
-            StoreError: not read, after the retries, or an object ends before the range does. In every case no thread
-                touches the memory any more.
+            StoreObjectShort: an object ends before the range does.
+            StoreError: not read, after the retries. In every case no thread touches the memory any more.
         """
         blocks: list[Callable[[], None]] = []
         for item in ranges:
@@ -215,6 +219,6 @@ def check_deadline(deadline: float | None) -> None:
         raise TimeoutError("the time for it is over")
 
 
-def too_short(location: str, wanted: int) -> StoreError:
+def too_short(location: str, wanted: int) -> StoreObjectShort:
     """What to raise for a read up to byte ``wanted`` that goes past an object's end."""
-    return StoreError(f"{location} has less than the {wanted} bytes up to which it was to be read.")
+    return StoreObjectShort(f"{location} has less than the {wanted} bytes up to which it was to be read.")

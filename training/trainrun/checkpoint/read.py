@@ -1,9 +1,15 @@
-"""From a commit to tensors: each range that is read is checked by its length and its digest before it is used."""
+"""From a commit to tensors: what is read is checked, slice by slice, by its length and its digest.
+
+Slices go straight from the store into the memory of the tensor where they lie there in one piece, in main memory; no copy
+is made of them. All others go through a buffer, as do small ones, of which neighbours are read together. Whatever the size
+of the model, the buffer has at most `AT_ONCE` bytes, or those of the largest slice (our own have 32 MiB at most).
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -12,13 +18,19 @@ from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, committed_
 from trainrun.checkpoint.parts import Part, intersection, whole, within
 from trainrun.checkpoint.tensors import DTYPES, Named
 from trainrun.errors import CheckpointError
-from trainrun.store import Store, StoreKeyMissing
+from trainrun.store import Range, Store, StoreKeyMissing, StoreObjectShort
 
-CHUNK = 64 * 1024**2
-"""Most bytes that are read at once, single slices that are larger excepted."""
+AT_ONCE = 256 * 1024**2
+"""Bytes that are read into the buffer before it is used again."""
+
+TOGETHER = 8 * 1024**2
+"""Most bytes of neighbouring slices that are read as one range."""
+
+SMALL = 256 * 1024
+"""Bytes below which a slice is rather read with its neighbours than into its place: a request costs more than a copy."""
 
 GAP = 4096
-"""Unwanted bytes between two wanted ones that are read with them rather than asked for around."""
+"""Unwanted bytes between two wanted slices that are read with them rather than asked for around."""
 
 T = TypeVar("T")
 
@@ -46,16 +58,22 @@ def load_into(targets: Iterable[Part], store: Store, commit: Commit) -> None:
     for name, parts in wanted.items():
         if name not in there or any(part.shape != there[name].shape for part in parts):
             raise Damaged(f"the tensor {name} of shape {list(parts[0].shape)} is missing")
+    straight: list[_Reading] = []
+    buffered: list[_Reading] = []
     for shard in commit.shards:
-        entries = [
-            (name, entry)
-            for name, entries in shard.tensors.items()
-            for entry in entries
-            if any(intersection(entry.slice, part.box) is not None for part in wanted.get(name, []))
-        ]
-        for name, entry, data in read_entries(store, shard, entries):
-            for part in wanted[name]:
-                _copy(entry, data, part)
+        slices = []
+        for name in wanted.keys() & shard.tensors.keys():
+            for entry in shard.tensors[name]:
+                parts = [part for part in wanted[name] if intersection(entry.slice, part.box) is not None]
+                place = _place(entry, parts) if entry.length >= SMALL else None
+                if place is not None:
+                    straight.append(_Reading(shard.key, entry.offset, [_Slice(name, entry, ())], place))
+                elif parts:
+                    slices.append(_Slice(name, entry, tuple(parts)))
+        buffered += _neighbours(shard.key, slices)
+    _read(store, sorted(straight, key=lambda reading: (reading.key, reading.start)))
+    for portion in _portions(buffered):
+        _read(store, portion)
 
 
 def read_tensors(store: Store, commit: Commit, select: Callable[[str], bool]) -> Named:
@@ -63,18 +81,6 @@ def read_tensors(store: Store, commit: Commit, select: Callable[[str], bool]) ->
     tensors = {name: torch.empty_like(kind, device="cpu") for name, kind in kinds(commit).items() if select(name)}
     load_into([whole(name, tensor) for name, tensor in tensors.items()], store, commit)
     return tensors
-
-
-def read_entries(store: Store, shard: Shard, entries: list[tuple[str, Entry]]) -> Iterator[tuple[str, Entry, memoryview]]:
-    """The bytes of some of a shard's slices, neighbours read together; raises as `load_into`."""
-    for group in _neighbours(entries):
-        start = group[0][1].offset
-        data = _get(store, shard, start, group[-1][1].offset + group[-1][1].length - start)
-        for name, entry in group:
-            part = data[entry.offset - start :][: entry.length]
-            if hashlib.sha256(part).hexdigest() != entry.sha256:
-                raise Damaged(f"{store.locate(shard.key)}: the bytes of {name} are not those that were written (sha256 differs)")
-            yield name, entry, part
 
 
 def verify(store: Store, commit: Commit) -> None:
@@ -86,8 +92,8 @@ def verify(store: Store, commit: Commit) -> None:
     """
     for shard in commit.shards:
         digest = hashlib.sha256()
-        for start in range(0, shard.length, CHUNK):
-            digest.update(_get(store, shard, start, min(CHUNK, shard.length - start)))
+        for start in range(0, shard.length, TOGETHER):
+            digest.update(_get(store, shard, start, min(TOGETHER, shard.length - start)))
         if digest.hexdigest() != shard.sha256:
             raise Damaged(f"{store.locate(shard.key)} is not what was written (sha256 differs)")
 
@@ -110,34 +116,116 @@ def newest_good(store: Store, use: Callable[[Commit], T], *, warn: Callable[[str
     raise CheckpointError(f"All {len(steps)} checkpoints at {store.url} are damaged.")
 
 
-def _copy(entry: Entry, data: memoryview, part: Part) -> None:
-    """Copy what a slice and a part share."""
-    shared = intersection(entry.slice, part.box)
-    if shared is not None:
-        piece = torch.frombuffer(data, dtype=DTYPES[entry.dtype]).reshape(entry.extent)
-        part.local[within(shared, part.box)].copy_(piece[within(shared, entry.slice)])
+@dataclass(frozen=True)
+class _Slice:
+    """What is wanted of a shard."""
+
+    name: str
+    entry: Entry
+    parts: tuple[Part, ...]
+    """That it is copied into; none when it is read into its place."""
+
+    def use(self, data: memoryview, store: Store, key: str) -> None:
+        """Check the bytes that were read, and put them where they are wanted."""
+        entry = self.entry
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            where = "" if entry.extent == entry.shape else f" {[f'{start}:{stop}' for start, stop in entry.slice]}"
+            raise Damaged(
+                f"{store.locate(key)}: the {entry.length} bytes of {self.name}{where} from byte {entry.offset} are not those "
+                "that were written (sha256 differs)"
+            )
+        for part in self.parts:
+            shared = intersection(entry.slice, part.box)
+            assert shared is not None
+            piece = torch.frombuffer(data, dtype=DTYPES[entry.dtype]).reshape(entry.extent)
+            part.local[within(shared, part.box)].copy_(piece[within(shared, entry.slice)])
 
 
-def _get(store: Store, shard: Shard, start: int, length: int) -> memoryview:
+@dataclass
+class _Reading:
+    """A range of a shard, and the slices in it."""
+
+    key: str
+    start: int
+    slices: list[_Slice]
+    into: memoryview | None = None
+    """The place of its only slice; None when it goes through the buffer."""
+
+    @property
+    def stop(self) -> int:
+        return self.slices[-1].entry.offset + self.slices[-1].entry.length
+
+    @property
+    def length(self) -> int:
+        return self.stop - self.start
+
+
+def _place(entry: Entry, parts: list[Part]) -> memoryview | None:
+    """The memory that a slice belongs into, if it is all there is to it: one piece of main memory, of the same type."""
+    if len(parts) != 1 or intersection(entry.slice, parts[0].box) != entry.slice:
+        return None
+    place = parts[0].local.detach()[within(entry.slice, parts[0].box)]
+    if place.device.type != "cpu" or place.dtype != DTYPES[entry.dtype] or not place.is_contiguous():
+        return None
+    return place.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _neighbours(key: str, slices: list[_Slice]) -> list[_Reading]:
+    """Slices of a shard to be read in one go: with nothing unwanted of any size between them."""
+    readings: list[_Reading] = []
+    for one in sorted(slices, key=lambda one: one.entry.offset):
+        last = readings[-1] if readings else None
+        end = one.entry.offset + one.entry.length
+        if last is not None and one.entry.offset - last.stop <= GAP and end - last.start <= TOGETHER:
+            last.slices.append(one)
+        else:
+            readings.append(_Reading(key, one.entry.offset, [one]))
+    return readings
+
+
+def _portions(readings: list[_Reading]) -> Iterator[list[_Reading]]:
+    """Readings with their places in a buffer, which the next portion uses again."""
+    pin = any(part.local.is_cuda for reading in readings for one in reading.slices for part in one.parts)
+    size = min(sum(reading.length for reading in readings), max([AT_ONCE, *(reading.length for reading in readings)]))
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pin).numpy().data
+    portion: list[_Reading] = []
+    used = 0
+    for reading in readings:
+        if used + reading.length > size:
+            yield portion
+            portion, used = [], 0
+        reading.into = buffer[used : used + reading.length]
+        used += reading.length
+        portion.append(reading)
+    yield portion
+
+
+def _read(store: Store, readings: list[_Reading]) -> None:
+    """Read in parallel, and check and use each as soon as it is there."""
+    ranges = []
+    by_range: dict[int, _Reading] = {}
+    for reading in readings:
+        assert reading.into is not None
+        ranges.append(Range(reading.key, reading.start, reading.into))
+        by_range[id(ranges[-1])] = reading
+
+    def done(item: Range) -> None:
+        reading = by_range[id(item)]
+        for one in reading.slices:
+            start = one.entry.offset - reading.start
+            one.use(item.into[start : start + one.entry.length], store, reading.key)
+
+    try:
+        store.read_into(ranges, done=done)
+    except (StoreKeyMissing, StoreObjectShort) as error:
+        raise Damaged(str(error).rstrip(".")) from None
+
+
+def _get(store: Store, shard: Shard, start: int, length: int) -> bytes:
     try:
         data = store.get(shard.key, start, length)
     except StoreKeyMissing as error:
         raise Damaged(str(error)) from None
     if len(data) != length:
         raise Damaged(f"{store.locate(shard.key)} ends after {start + len(data)} of {shard.length} bytes")
-    return memoryview(bytearray(data))  # writable, or torch warns of sharing it
-
-
-def _neighbours(entries: list[tuple[str, Entry]]) -> Iterator[list[tuple[str, Entry]]]:
-    """Groups of slices to be read in one go: in the order of the shard, with nothing unwanted of any size between them."""
-    group: list[tuple[str, Entry]] = []
-    for name, entry in sorted(entries, key=lambda item: item[1].offset):
-        if group:
-            first, last = group[0][1], group[-1][1]
-            gap = entry.offset - (last.offset + last.length)
-            if gap > GAP or entry.offset + entry.length - first.offset > CHUNK:
-                yield group
-                group = []
-        group.append((name, entry))
-    if group:
-        yield group
+    return data
