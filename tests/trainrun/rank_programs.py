@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import writer_faults
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -26,15 +25,12 @@ from trainrun.checkpoint.digest import tensors_digest
 from trainrun.checkpoint.layout import Damaged
 from trainrun.config import ConfigError
 from trainrun.data.batch import Batch
-from trainrun.directory import DirectoryStore
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
 from trainrun.optimizer import bundled
 from trainrun.ranks import Ranks, join, seed_everything
 from trainrun.run import Run
-from trainrun.s3 import S3Store
 from trainrun.settle import settle
-from trainrun.store import open_store
 from trainrun.strategies.base import Strategy
 
 
@@ -86,8 +82,8 @@ def train(
     Args:
         out: folder of this rank, for parameters.
         odd: train `Odd` in the GPT's place.
-        kill_at: SIGKILL this process in the middle of that step.
-        kill_after_put: SIGKILL this process after so many objects were written.
+        kill_at: SIGKILL this process in that step, when the save before it is committed.
+        kill_after_put: SIGKILL this process when its writer has written so many objects.
         terminate: (rank, step): SIGTERM to that rank in the middle of that step.
         pause: (step, seconds): sleep in the middle of that step.
         faults: names of functions below that break something.
@@ -96,7 +92,7 @@ def train(
     for fault in faults:
         FAULTS[fault](run.ranks.rank)
     if kill_after_put is not None:
-        _kill_after_put(kill_after_put)
+        writer_faults.fault(f"kill_rank_after_put({kill_after_put})")
     data = run.tokens()
     kind: Any = Odd if odd else DroppedGPT if dropout else GPT
     gpt = kind(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
@@ -107,6 +103,7 @@ def train(
     seen, rates, losses, saved = [], [], [], {}
     for step in run.steps():
         if step == kill_at:
+            train_state.wait()
             os.kill(os.getpid(), signal.SIGKILL)
         if terminate == (run.ranks.rank, step):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -249,25 +246,6 @@ def digest(strategy: Strategy, optimizer: torch.optim.Optimizer) -> str:
     return tensors_digest((part.name, part.local) for part in sorted(parts, key=lambda part: (part.name, part.start)))
 
 
-def _kill_after_put(count: int) -> None:
-    left = [count]
-
-    def counted(method: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            result = method(*args, **kwargs)
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
-
-        return call
-
-    for store in (S3Store, DirectoryStore):
-        for method in ("put", "put_new"):
-            setattr(store, method, counted(getattr(store, method)))
-
-
 def _fault_rank_1_sees_no_checkpoint(rank: int) -> None:
     if rank == 1:
         state.committed_steps = lambda store: []
@@ -283,10 +261,6 @@ def _fault_rank_1_reads_damage_at_step_4(rank: int) -> None:
 
     if rank == 1:
         read.load_into = load_into
-
-
-def _fault_two_attempts_a_request(rank: int) -> None:
-    state.open_store = functools.partial(open_store, attempts=2)
 
 
 FAULTS = {name.removeprefix("_fault_"): value for name, value in list(globals().items()) if name.startswith("_fault_")}

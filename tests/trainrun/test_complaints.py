@@ -40,6 +40,7 @@ for step in run.steps():
     run.step(optimizer)
     state.save()
     if step == 3:
+        state.wait()
         os.kill(os.getpid(), signal.SIGINT)
 """
 

@@ -112,9 +112,24 @@ def said(number: int, measured: Measured | None, *, share: int) -> str:
     )
 
 
-def out_of_memory_advice(error: RuntimeError, *, settings: TrainSettings, step: int, ranks: Ranks) -> str:
-    """What to tell when an allocation failed while training, which ends the run: once shards are half exchanged, trying again
-    in the same process would hang or train on garbage."""
+@contextlib.contextmanager
+def advised(*, settings: TrainSettings, step: int, ranks: Ranks) -> Iterator[None]:
+    """Let an allocation that fails while training say what to change.
+
+    It ends the run: once shards are half exchanged, trying again in the same process would hang or train on garbage.
+
+    Raises:
+        MemoryError: an allocation failed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        raise MemoryError(_out_of_memory_advice(error, settings=settings, step=step, ranks=ranks)) from error
+
+
+def _out_of_memory_advice(error: RuntimeError, *, settings: TrainSettings, step: int, ranks: Ranks) -> str:
     advice = []
     if isinstance(settings.micro_batch, int) and settings.micro_batch > 1:
         advice.append(f"micro_batch to {settings.micro_batch // 2} (it is {settings.micro_batch})")

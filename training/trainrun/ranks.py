@@ -23,6 +23,9 @@ from trainrun import devices
 from trainrun.config import ConfigError
 from trainrun.words import counted
 
+LONGEST_STORAGE_WAIT = 120.0
+"""Seconds by which ranks wait for each other around a checkpoint beyond its own timeout."""
+
 
 @dataclass(frozen=True)
 class Ranks:

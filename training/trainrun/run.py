@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import math
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from trainrun import complaints, devices, stop
+from trainrun import complaints, stop
+from trainrun.agreement import Agreement
 from trainrun.checkpoint.state import TrainState
 from trainrun.config import ConfigError
 from trainrun.data.dataset import TRAIN, Described, open_dataset
@@ -29,9 +30,9 @@ from trainrun.models.weights import Weights
 from trainrun.optimizer import schedule
 from trainrun.passes import Passes, require_loss, require_prepared
 from trainrun.prepare import PreparedModel
-from trainrun.probe import fitting_micro_batch, out_of_memory_advice, said
+from trainrun.probe import advised, fitting_micro_batch, said
 from trainrun.profile import ProfiledSteps
-from trainrun.ranks import Ranks, join, leave, seed_everything, stream_seed
+from trainrun.ranks import LONGEST_STORAGE_WAIT, Ranks, join, leave, seed_everything, stream_seed
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
 from trainrun.settle import settle, usage
@@ -41,9 +42,6 @@ from trainrun.strategies.choose import strategy_of
 from trainrun.strategies.host_memory import require_host_memory
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
-
-LONGEST_STORAGE_WAIT = 120.0
-"""Seconds by which ranks wait for each other around a checkpoint beyond its own timeout."""
 
 
 def start(
@@ -99,7 +97,7 @@ class Run:
         self.completed = 0
         self.tokens_done = 0
         self._state_directory = state_directory
-        self._stop = stop.StopFlag(ranks, state_directory)
+        self._stop, self._agreement = stop.StopFlag(state_directory), Agreement(ranks)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -235,6 +233,8 @@ class Run:
         self.event("started", world=self.ranks.size)
         if self.settings.micro_batch == "auto":
             self._measure_micro_batch()
+        if self._state is not None:
+            self._state.require_memory()
         first = self.completed + 1
         profiled = ProfiledSteps(self.settings, self.ranks, self._progress, first=first, directory=self._state_directory)
         self._progress.begin(waited=self._waited)
@@ -246,14 +246,13 @@ class Run:
                 if self.completed != before + 1:
                     raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
                 profiled.after(self.completed)
-                if self._stop.agreed() and self.completed < self.settings.steps:
-                    self._end_early()
-            if self._state is not None:
-                self._state.save(now=True)
-            digest = self._state.model_digest() if self._state is not None else ""
+                self._act_on(self._agreement.answer())
+            digest = "" if self._state is None else self._state.finish()
             self._progress.finish(self.completed, skipped=self._skipped, model_sha256=digest)
             atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
         finally:
+            if self._state is not None:
+                self._state.close()
             profiled.close()
             self._progress.close()
 
@@ -293,7 +292,7 @@ class Run:
             )
         require_prepared(optimizer, self._optimizer, groups=len(self._peaks))
         self._passes.end_step(self._data.given)
-        self._stop.ask()
+        self._agreement.ask([int(self._stop.seen()), *(() if self._state is None else self._state.before_update())])
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
@@ -323,9 +322,9 @@ class Run:
                 "checkpoint. Lower optimizer.learning_rate, or lengthen optimizer.warmup_steps, and start again from it."
             )
 
-    def event(self, name: str, **details: Any) -> None:
-        """Record that something happened at the present step."""
-        self._progress.event(self.completed, name, **details)
+    def event(self, name: str, *, step: int | None = None, **details: Any) -> None:
+        """Record that something happened at a step, by default the present one."""
+        self._progress.event(self.completed if step is None else step, name, **details)
 
     def _log(self, norm: Tensor, *, learning_rate: float) -> None:
         """Bring loss and norm to the host, which waits for the device: once for both, and only at steps that are logged."""
@@ -371,25 +370,26 @@ class Run:
         self._data.set_micro_batch(number)
         self.settings = dataclasses.replace(self.settings, micro_batch=number)
         self._progress.say(said(number, measured, share=self._data.share))
-        details = {} if measured is None else {"measured": vars(measured)}
+        details: dict[str, Any] = {} if measured is None else {"measured": vars(measured)}
         self.event("micro_batch", sequences=number, share=self._data.share, **details)
 
-    @contextlib.contextmanager
-    def _advised(self) -> Iterator[None]:
-        """Let an allocation that fails say what to change."""
-        try:
-            yield
-        except RuntimeError as error:
-            if not devices.is_out_of_memory(error):
-                raise
-            advice = out_of_memory_advice(error, settings=self.settings, step=self.completed + 1, ranks=self.ranks)
-            raise MemoryError(advice) from error
+    def _advised(self) -> AbstractContextManager[None]:
+        return advised(settings=self.settings, step=self.completed + 1, ranks=self.ranks)
 
     def _passed(self, result: Any) -> None:
         self._passes.forward(0 if self._data is None else self._data.given, result)
 
     def _last_micro_batch(self) -> bool:
         return self._data is None or self._data.complete
+
+    def _act_on(self, agreed: Sequence[int]) -> None:
+        """Do what all ranks do at this step, by what they have told each other."""
+        stopping, *saving = agreed or (0,)
+        if self._state is not None and saving:
+            self._state.hear(*saving)
+        stopping = stopping or (self.ranks.size == 1 and self._stop.seen())  # whoever is alone hears of it at once
+        if stopping and self.completed < self.settings.steps:
+            self._end_early()
 
     def _end_early(self) -> None:
         self.event("stopping")

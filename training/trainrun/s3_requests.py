@@ -80,13 +80,15 @@ class Requests:
             StoreKeyMissing: S3 says that there is no such object.
             StoreError: failed for another reason that stays, as often as allowed, or up to the deadline.
         """
+        failure: Exception | None = None
         for attempt in range(1, self._attempts + 1):
             connection = _connection(self._timeout(deadline))
             try:
                 check_deadline(deadline)
                 return call(connection.client)
             except FAILURES as error:
-                failure = error
+                if failure is None or not isinstance(error, TimeoutError):  # of which the one before is the reason
+                    failure = error
             if error_code(failure) in _MISSING_CODES:
                 raise StoreKeyMissing(f"There is no {location}.") from failure
             message = f"Could not {verb} {location}: {failure}."

@@ -79,6 +79,8 @@ def _stage(joined: Ranks, arguments: list[str], train: int) -> dict[str, Any]:
         run.step(optimizer)
         result["losses"].append(float(joined.sum(total)) / run.ranks.tensor_parallel)
         state.save()
+    state.wait()
+    state.close()
     result["digest"] = _digest(run, model, optimizer)
     result["values"] = model.strategy.values(optimizer)
     return result

@@ -21,8 +21,9 @@ from trainrun.checkpoint import parts as parts_module
 from trainrun.checkpoint.layout import Commit, Damaged, new_attempt, parse_commit
 from trainrun.checkpoint.parts import Box, Part, cover, intersection, to_write, whole
 from trainrun.checkpoint.read import kinds, load_into, read_tensors
+from trainrun.checkpoint.snapshot import take_snapshot
 from trainrun.checkpoint.tensors import Arrangement, model_parts, optimizer_parts, optimizer_targets
-from trainrun.checkpoint.write import take_snapshot, write_shard
+from trainrun.checkpoint.write import write_shard
 from trainrun.config import ConfigError
 from trainrun.directory import DirectoryStore
 from trainrun.ranks import Ranks
@@ -169,9 +170,9 @@ def test_a_tensor_that_is_not_there_is_damage(tmp_path: Any) -> None:
 class CountedStore(DirectoryStore):
     """Remembers which bytes were asked for."""
 
-    def get(self, key: str, start: int | None = None, length: int | None = None) -> bytes:
-        self.asked = [*getattr(self, "asked", []), (key, start, length)]
-        return super().get(key, start, length)
+    def _read_block(self, key: str, start: int, into: memoryview, deadline: float | None) -> None:
+        self.asked = [*getattr(self, "asked", []), (key, start, len(into))]
+        super()._read_block(key, start, into, deadline)
 
 
 def test_only_slices_that_a_rank_needs_are_read_and_each_once(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +188,7 @@ def test_only_slices_that_a_rank_needs_are_read_and_each_once(tmp_path: Any, mon
 
 def test_reads_are_bounded(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "LARGEST_PIECE", 4096)
-    monkeypatch.setattr("trainrun.checkpoint.read.CHUNK", 10_000)
+    monkeypatch.setattr("trainrun.checkpoint.read.TOGETHER", 10_000)
     store = CountedStore(tmp_path)
     tensor = torch.randn(3, 5000)  # rows longer than a piece are cut too
     commit = commit_of(store, to_write([whole("w", tensor)]))

@@ -69,6 +69,7 @@ def train(alone: Start, dataset: str, folder: Path, until: int, *more: str, over
             trained.scales.append(model.strategy.loss_scale.value)
         state.save()
         if step == until:
+            state.wait()
             break
     trained.parameters = [parameter.detach().clone() for parameter in gpt.parameters()]
     return trained

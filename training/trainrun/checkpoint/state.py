@@ -1,40 +1,36 @@
 """The state of a run: what ``state.resume()`` brings back and ``state.save()`` keeps.
 
 Both are collective: every rank calls them at the same step, and whatever goes wrong on one rank is decided on by all.
+Restoring is in `trainrun.checkpoint.restore`, how a save goes on beside training in `trainrun.checkpoint.saving`.
 """
 
 from __future__ import annotations
 
-import time
+import json
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import trainrun
-from trainrun.checkpoint import random_streams, write
+from trainrun.checkpoint import random_streams
+from trainrun.checkpoint.arena import require_memory_for_snapshots
 from trainrun.checkpoint.digest import gathered, tensors_digest
-from trainrun.checkpoint.layout import (
-    Commit,
-    Shard,
-    contradiction,
-    new_attempt,
-)
-from trainrun.checkpoint.parts import to_write, whole
+from trainrun.checkpoint.interval import Interval
+from trainrun.checkpoint.parts import Part, to_write, whole
 from trainrun.checkpoint.restore import OPTIMIZER, Restore
-from trainrun.checkpoint.retention import Retention
-from trainrun.config import from_mapping, to_mapping
+from trainrun.checkpoint.saving import Saver
+from trainrun.checkpoint.snapshot import settled
+from trainrun.checkpoint.tensors import canonical
+from trainrun.checkpoint.write import Values
+from trainrun.config import to_mapping
 from trainrun.data.stream import Stream
-from trainrun.errors import CheckpointError
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings
-from trainrun.store import Store, StoreError, open_store
+from trainrun.store import Store, open_store
 from trainrun.strategies.base import Strategy
 
 if TYPE_CHECKING:
     from trainrun.run import Run
-
-MOST_FAILURES = 3
-"""Saves that may fail in a row before the run stops."""
 
 
 class TrainState:
@@ -48,11 +44,16 @@ class TrainState:
         self._ranks: Ranks = run.ranks
         location = run.settings.checkpoint.location
         self._store: Store | None = open_store(location).child(run.settings.run) if location else None
-        self._failures = 0
+        settings = run.settings.checkpoint
+        self._saver = Saver(run.ranks, self._store, settings, event=run.event) if self._store is not None else None
+        self._interval = Interval(settings, nodes=max(1, run.ranks.size // run.ranks.local_size))
         self.resumed = False
         """Whether `resume` was called; the loop needs it before its first step."""
-        self.saved_step = -1
-        """The step of the newest commit that this process knows of."""
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest commit that this process knows of; -1 without one."""
+        return -1 if self._saver is None else self._saver.saved_step
 
     def resume(self) -> int:
         """Load the newest checkpoint that is whole, on all ranks, whatever number of ranks and whichever strategy wrote it.
@@ -67,13 +68,14 @@ class TrainState:
             ConfigError: the checkpoint is of another model, optimizer or dataset.
         """
         self.resumed = True
-        if self._store is None:
+        if self._store is None or self._saver is None:
             self._ranks.say("No checkpoint location is set: nothing will be saved.")
             return 0
         step = Restore(self._run, strategy=self._strategy, optimizer=self._optimizer, data=self._data).newest(self._store)
         if step is None:
             return 0
-        self.saved_step = step
+        self._saver.saved_step = step
+        self._interval.begin(step)
         return step
 
     def model_digest(self) -> str:
@@ -85,108 +87,127 @@ class TrainState:
         digest = tensors_digest(gathered(self._strategy.model_parts(), self._ranks))
         return digest if self._ranks.first else ""
 
-    def save(self, *, now: bool = False) -> bool:
+    def save(self, *, metric: float | None = None, now: bool = False) -> bool:
         """Save if it is time: every ``checkpoint.every_steps``, and at the last step.
 
-        A save that fails on any rank has failed on all: it is told, training goes on, and the next interval tries
-        again. After three failures in a row the run stops.
+        The state is copied while training goes on, up to the next update, and a process of its own writes the copy; training
+        waits for neither the store nor the writer. There is one save at a time: one that would overtake it waits for it. A save
+        that fails on any rank has failed on all: it is told, training goes on, and the next interval tries again. After
+        ``checkpoint.most_failures`` in a row the run stops. Until the next ``run.step`` only it may change weights and optimizer
+        state: a save during which something else does fails.
 
         Args:
-            now: save whatever the step, and try again at once when it fails.
+            metric: how good the model is at this step, for ``checkpoint.keep_best``; the same on all ranks.
+            now: save whatever the step, wait until the checkpoint exists, and try again at once when it fails.
 
         Returns:
-            Whether a checkpoint of this step now exists because of this call.
+            Whether a checkpoint of this step exists or is under way.
 
         Raises:
-            CheckpointError: the third failure in a row, with its reason.
+            CheckpointError: the last failure in a row that is allowed, with its reason; of this save only with ``now``, of the
+                one before otherwise.
         """
         step = self._run.completed
-        every = self._settings.checkpoint.every_steps
-        due = now or (every != "auto" and step % every == 0) or step == self._settings.steps
-        if self._store is None or not due or step == self.saved_step:
+        if self._saver is None or not (now or self._interval.due(step) or step == self._settings.steps):
             return False
-        self._run.check_finite()
-        while True:
-            started = time.monotonic()
-            problem, size = self._attempt(self._store, step)
-            if problem is None:
-                self._failures, self.saved_step = 0, step
-                self._run.event("committed", seconds=round(time.monotonic() - started, 3), bytes=size)
-                self._retain(self._store)
-                return True
-            self._failures += 1
-            self._ranks.say(f"WARNING: saving step {step} failed ({self._failures} of {MOST_FAILURES} in a row): {problem}")
-            if self._failures >= MOST_FAILURES:
-                raise CheckpointError(f"{MOST_FAILURES} saves in a row failed, the last at step {step}: {problem}")
-            if not now:
-                return False
+        if step not in (self._saver.saved_step, self._saver.step):
+            self._begin(self._saver, metric)
+        if now:
+            self._saver.wait()
+            while self._saver.saved_step != step:
+                self._begin(self._saver, metric)
+                self._saver.wait()
+        return True
+
+    def wait(self) -> None:
+        """Until the save under way, if any, is committed or has failed. Collective.
+
+        Raises:
+            CheckpointError: as `save`.
+        """
+        if self._saver is not None:
+            self._saver.wait()
+
+    # For the loop (`trainrun.run.Run`)
+
+    def require_memory(self) -> None:
+        """Refuse to train where main memory cannot hold a snapshot. Collective.
+
+        Raises:
+            ConfigError: with what is needed and what there is.
+        """
+        if self._saver is not None:
+            require_memory_for_snapshots(self._bytes_to_come(), self._ranks)
+
+    def before_update(self) -> tuple[int, ...]:
+        """Call it before training itself changes weights or optimizer state.
+
+        Returns:
+            What this rank has to tell the others at this step: `hear` takes the largest of each number.
+        """
+        if self._saver is None:
+            return 0, 0, 0
+        self._saver.before_update()
+        return (*self._saver.tells(), self._interval.proposed)
+
+    def hear(self, busy: int, failed: int, interval: int) -> None:
+        """The largest that any rank told; raises as `save`."""
+        if self._saver is not None:
+            self._saver.hear(busy, failed)
+            self._interval.adopt(interval)
+
+    def finish(self) -> str:
+        """Save the last step, delete what is not kept, and end the writer. Returns the `model_digest`; raises as `save`."""
+        self.save(now=True)
+        if self._saver is not None:
+            self._saver.close(tidy=True)
+        return self.model_digest()
+
+    def close(self) -> None:
+        """End the writer; a save under way is abandoned."""
+        if self._saver is not None:
+            self._saver.close()
 
     @property
     def _settings(self) -> TrainSettings:
         """The run's, which resolves what is "auto" only when it trains."""
         return self._run.settings
 
-    # Saving
+    def _begin(self, saver: Saver, metric: float | None) -> None:
+        self._run.check_finite()
+        saver.begin(self._take, self._header(metric))
+        self._interval.begin(self._run.completed)
 
-    def _attempt(self, store: Store, step: int) -> tuple[str | None, int]:
-        """One save: None, or what went wrong on which rank; and the bytes of all shards."""
-        attempt: str = self._ranks.from_first(new_attempt())
-        mine: dict[str, Any]
-        try:
-            shard = write.write_shard(
-                store,
-                self._snapshot(),
-                step=step,
-                attempt=attempt,
-                rank=self._ranks.rank,
-                timeout_seconds=self._settings.checkpoint.timeout_seconds,
-            )
-            mine = {"shard": to_mapping(shard)}
-        except Exception as error:  # whatever it is, the others wait for the answer
-            mine = {"problem": f"rank {self._ranks.rank}: {type(error).__name__}: {error}"}
-        outcomes = self._ranks.gather(mine)
-        problems = [outcome["problem"] for outcome in outcomes if "problem" in outcome]
-        shards = [outcome["shard"] for outcome in outcomes if "shard" in outcome]
-        if not problems:
-            problems = self._ranks.from_first(self._commit(store, step, attempt, shards) if self._ranks.first else [])
-        return "; ".join(problems) or None, sum(shard["length"] for shard in shards)
+    def _header(self, metric: float | None) -> dict[str, Any]:
+        """What the COMMIT says of the run as it is now."""
+        return {
+            "run": self._settings.run,
+            "step": self._run.completed,
+            "tokens": self._run.tokens_done,
+            "mesh": self._strategy.mesh_sizes(),
+            "data": self._data.state() if self._data else {},
+            "settings": to_mapping(self._settings),
+            "versions": {"trainrun": trainrun.__version__, "torch": torch.__version__},
+            "metric": None if metric is None else float(metric),
+        }
 
-    def _snapshot(self) -> write.Snapshot:
-        """What this rank writes: its share of the parts, and its random streams."""
-        parts = [*self._strategy.model_parts(), *self._strategy.optimizer_parts(self._optimizer)]
+    def _take(self) -> tuple[list[Part], Values]:
+        """What this rank writes: its share of the parts, and its random streams. A forward pass changes nothing of it."""
+        parts = to_write([*self._strategy.model_parts(), *self._strategy.optimizer_parts(self._optimizer)])
+        buffers = {f"model/{canonical(name)}" for name, _ in self._strategy.module.named_buffers()}
         streams, values = random_streams.random_state(self._ranks.rank, self._ranks.device)
         if self._ranks.first:
             values |= {**self._strategy.values(self._optimizer), OPTIMIZER: type(self._optimizer).__name__}
-        return write.take_snapshot([*to_write(parts), *(whole(name, tensor) for name, tensor in streams.items())], values)
+        random = [whole(name, tensor) for name, tensor in streams.items()]
+        return [*settled(parts, lambda part: part.name in buffers), *random], json.loads(json.dumps(values))
 
-    def _commit(self, store: Store, step: int, attempt: str, shards: list[dict[str, Any]]) -> list[str]:
-        commit = Commit(
-            run=self._settings.run,
-            step=step,
-            tokens=self._run.tokens_done,
-            attempt=attempt,
-            time=time.time(),
-            world=self._ranks.size,
-            mesh=self._strategy.mesh_sizes(),
-            data=self._data.state() if self._data else {},
-            settings=to_mapping(self._run.settings),
-            versions={"trainrun": trainrun.__version__, "torch": torch.__version__},
-            shards=tuple(from_mapping(Shard, shard) for shard in shards),
-        )
-        problem = contradiction(commit, step)
-        if problem:
-            return [f"what the ranks wrote is no checkpoint: {problem}"]
-        try:
-            if not write.write_commit(store, commit):
-                self._ranks.say(f"Step {step} was committed by another attempt first; that one stays.")
-        except StoreError as error:
-            return [f"rank 0: {error}"]
-        return []
-
-    def _retain(self, store: Store) -> None:
-        if not self._ranks.first:
-            return
-        try:
-            Retention(store, self._settings.checkpoint).prune()
-        except StoreError as error:
-            self._ranks.say(f"WARNING: old checkpoints could not be deleted: {error}")
+    def _bytes_to_come(self) -> int:
+        """What this rank will write; of an optimizer that has no state yet, what its kind is known to have."""
+        model, optimizer = self._strategy.model_parts(), self._strategy.optimizer_parts(self._optimizer)
+        written = sum(part.local.nbytes for part in to_write([*model, *optimizer]))
+        if optimizer:
+            return written
+        defaults = self._optimizer.defaults
+        moments = 2 if "betas" in defaults else 1 if defaults.get("momentum") else 0
+        trained = {f"model/{canonical(name)}" for name, p in self._strategy.module.named_parameters() if p.requires_grad}
+        return written + moments * sum(part.local.nbytes for part in to_write(model) if part.name in trained)
