@@ -1,9 +1,9 @@
 """Which client takes bytes to S3 and back at the least cost: trainrun's store, boto3, the AWS CRT or s3torchconnector?
 
 Each contender runs in a process of its own, at nice 19 and without torch, as the writer of checkpoints does, several times in
-turn. The server is a sink: a process that throws away what it gets (the kernel does, by MSG_TRUNC) and serves ranges from memory
-by sendfile, because moto is slower than any client. Printed are the medians of MB/s, of the client's CPU seconds per GB (the
-number that a training step beside it feels) and of the seconds from the start of Python to the first small object written.
+turn. The server is a sink (`support.sink`), which throws away what it gets, because moto is slower than any client. Printed are
+the medians of MB/s, of the client's CPU seconds per GB (the number that a training step beside it feels) and of the seconds from
+the start of Python to the first small object written.
 
     python benchmarks/store.py --rounds 5 --json build/store.json
 
@@ -17,21 +17,19 @@ import importlib.util
 import io
 import json
 import os
-import re
 import resource
-import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from support.sink import MIB, PATTERN, environment, running_sink
+
 ROOT = Path(__file__).parents[1]
-MIB = 1024**2
 BUCKET = "bucket"
 
 
@@ -212,81 +210,12 @@ def measure(name: str, endpoint: str, megabytes: int) -> dict[str, float]:
 
 
 def _content(megabytes: int) -> bytes:
-    return bytes(range(256)) * (megabytes * MIB // 256)
+    return PATTERN * (megabytes * MIB // len(PATTERN))
 
 
 def _cpu() -> float:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
-
-
-# The sink
-
-
-def serve(megabytes: int) -> None:
-    """Print the port, and answer for ever."""
-    server = socket.create_server(("127.0.0.1", 0), backlog=64)
-    print(server.getsockname()[1], flush=True)
-    content = (
-        os.memfd_create("content") if hasattr(os, "memfd_create") else os.open(ROOT / "build" / "sink", os.O_RDWR | os.O_CREAT)
-    )
-    os.write(content, _content(megabytes))
-    while True:
-        connection, _ = server.accept()
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        threading.Thread(target=_serve_connection, args=(connection, content, megabytes * MIB), daemon=True).start()
-
-
-def _serve_connection(connection: socket.socket, content: int, size: int) -> None:
-    received = b""
-    with connection:
-        while True:
-            while b"\r\n\r\n" not in received:
-                more = connection.recv(65536)
-                if not more:
-                    return
-                received += more
-            head, _, received = received.partition(b"\r\n\r\n")
-            lines = head.decode().split("\r\n")
-            method, path, _ = lines[0].split(" ")
-            headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-            if headers.get("expect"):
-                connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-            length = int(headers.get("content-length", 0))
-            _swallow(connection, length - len(received))
-            received = received[length:]
-            _answer(connection, method, path, headers, content, size)
-
-
-def _swallow(connection: socket.socket, left: int) -> None:
-    trash = bytearray(MIB)
-    throw_away = socket.MSG_TRUNC if sys.platform == "linux" else 0
-    while left > 0:
-        count = connection.recv_into(trash, min(left, MIB), throw_away)
-        if not count:
-            raise ConnectionError("the client is gone")
-        left -= count
-
-
-def _answer(connection: socket.socket, method: str, path: str, headers: dict[str, str], content: int, size: int) -> None:
-    if method in ("GET", "HEAD"):
-        first, last = 0, size - 1
-        wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", headers.get("range", ""))
-        if wanted:
-            first, last = int(wanted[1]), min(int(wanted[2] or last), last)
-        status = "206 Partial Content" if wanted else "200 OK"
-        more = f"Content-Range: bytes {first}-{last}/{size}\r\n" if wanted else ""
-        more += 'ETag: "e"\r\nLast-Modified: Thu, 01 Jan 2026 00:00:00 GMT\r\nAccept-Ranges: bytes\r\n'
-        connection.sendall(f"HTTP/1.1 {status}\r\nContent-Length: {last - first + 1}\r\n{more}\r\n".encode())
-        while method == "GET" and first <= last:
-            first += os.sendfile(connection.fileno(), content, first, last - first + 1)
-        return
-    body = ""
-    if method == "POST" and "uploadId" in path:
-        body = '<CompleteMultipartUploadResult><ETag>"e"</ETag></CompleteMultipartUploadResult>'
-    elif method == "POST":
-        body = "<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"
-    connection.sendall(f'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: {len(body)}\r\n\r\n{body}'.encode())
 
 
 def main() -> None:
@@ -295,14 +224,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=512, help="MiB of the object")
     parser.add_argument("--path", action="append", default=[], help="directory with further clients")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     parser.add_argument("--endpoint", help=argparse.SUPPRESS)
     options = parser.parse_args()
     sys.path += options.path
-    if options.serve:
-        serve(options.megabytes)
-    elif options.measure:
+    if options.measure:
         print(json.dumps(measure(options.measure, options.endpoint, options.megabytes)))
     else:
         compare(options)
@@ -310,17 +236,11 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> None:
     again = [sys.executable, str(Path(__file__)), f"--megabytes={options.megabytes}", *(f"--path={p}" for p in options.path)]
-    sink = subprocess.Popen([*again, "--serve"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert sink.stdout is not None
-        endpoint = f"http://127.0.0.1:{int(sink.stdout.readline())}"
-        results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS if _is_there(name)}
+    results: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS if _is_there(name)}
+    with running_sink() as endpoint:
         for _ in range(options.rounds):
             for name, rows in results.items():
                 rows.append(_run([*again, f"--measure={name}", f"--endpoint={endpoint}"], endpoint))
-    finally:
-        sink.kill()
-        sink.wait()
     medians = {name: {k: statistics.median(row[k] for row in rows) for k in rows[0]} for name, rows in results.items()}
     columns = ["put_mb_s", "put_cpu_s_gb", "get_mb_s", "get_cpu_s_gb", "start_s"]
     print(f"{'':18}" + "".join(f"{column:>14}" for column in columns))
@@ -340,17 +260,8 @@ def _is_there(name: str) -> bool:
 
 
 def _run(command: list[str], endpoint: str) -> dict[str, float]:
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
-        "PYTHONPATH": str(ROOT / "training"),
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_ACCESS_KEY_ID": "a",
-        "AWS_SECRET_ACCESS_KEY": "b",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "STARTED": str(time.time()),
-    }
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    own = {"PYTHONPATH": str(ROOT / "training"), "STARTED": str(time.time())}
+    out = subprocess.run(command, env={**environment(endpoint), **own}, capture_output=True, text=True, timeout=300)
     if out.returncode:
         raise SystemExit(out.stderr)
     result: dict[str, float] = json.loads(out.stdout.splitlines()[-1])
