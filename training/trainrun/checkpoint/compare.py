@@ -91,9 +91,11 @@ def largest_difference(a: Tensor, b: Tensor) -> float | None:
         return None
     if a.is_complex():
         return float((a - b).abs().max())
-    if not a.is_floating_point():
-        return float((a.double() - b.double()).abs().max())
-    same = (a.view(torch.uint8) == b.view(torch.uint8)).view(-1, a.itemsize).all(dim=1)  # nan differs from itself otherwise
+    largest = float((a.double() - b.double()).abs().max())
+    if largest == largest:
+        return largest
+    # of nan and infinities, only those that are not the same on both sides count
+    same = (a.view(torch.uint8) == b.view(torch.uint8)).view(-1, a.itemsize).all(dim=1)
     return float((a[~same].double() - b[~same].double()).abs().max())
 
 

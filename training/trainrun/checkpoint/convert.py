@@ -94,10 +94,11 @@ def convert(
             f"There is {target.locate(commit_key(number))} already, and nothing is overwritten. Name another run."
         )
     attempt = new_attempt()
-    shards: list[Shard] = []
-    for parts in _portions(_chosen(source.parts, list(renames), parameters_only, done)):
-        shards.append(_write(target, shard_key(number, attempt, len(shards)), parts))
-    shards, remark = _without_aliases(shards)
+    writer = _ShardWriter(target, number, attempt)
+    for part in _chosen(source.parts, list(renames), parameters_only, done):
+        writer.add(part)
+    writer.end()
+    shards, remark = _without_aliases(writer.shards)
     commit = Commit(
         run=str((settings or {}).get("run", target.url.rpartition("/")[2])),
         step=number,
@@ -150,38 +151,52 @@ def _chosen(parts: Iterable[Part], renames: list[Rename], parameters_only: bool,
         yield from to_write([replace(part, name=f"{kind}/{name}{slash}{key}")])
 
 
-def _portions(parts: Iterable[Part]) -> Iterator[list[Part]]:
-    """Copies of the parts, as many at a time as make a shard: their memory is the source's only until the next one comes."""
-    portion: list[Part] = []
-    size = 0
-    for part in parts:
-        if portion and size + part.local.nbytes > SHARD_SIZE:
-            yield portion
-            portion, size = [], 0
-        portion.append(replace(part, local=part.local.clone()))
-        size += part.local.nbytes
-    if portion:
-        yield portion
+class _ShardWriter:
+    """Puts one part behind the other into a block of memory, and each full block into the store.
 
+    Attributes:
+        shards: that are written.
+    """
 
-def _write(target: Store, key: str, parts: list[Part]) -> Shard:
-    data = bytearray()
-    tensors: dict[str, tuple[Entry, ...]] = {}
-    for part in parts:
-        data += bytes(-len(data) % ALIGNMENT)
-        raw = part.local.reshape(-1).view(torch.uint8).numpy().tobytes()
+    def __init__(self, target: Store, step: int, attempt: str) -> None:
+        self.shards: list[Shard] = []
+        self._target, self._step, self._attempt = target, step, attempt
+        self._block = torch.empty(SHARD_SIZE, dtype=torch.uint8)  # takes memory as it is filled
+        self._size = 0
+        self._tensors: dict[str, tuple[Entry, ...]] = {}
+
+    def add(self, part: Part) -> None:
+        """Copy a part: its memory is its source's only until the next one comes."""
+        length = part.local.nbytes
+        if self._size and self._size + ALIGNMENT + length > len(self._block):
+            self.end()
+        if length > len(self._block):
+            self._block = torch.empty(length, dtype=torch.uint8)
+        start = -(-self._size // ALIGNMENT) * ALIGNMENT
+        self._block[self._size : start] = 0
+        self._size = start + length
+        place = self._block[start : self._size]
+        place.view(part.local.dtype).view(part.local.shape).copy_(part.local)
         entry = Entry(
-            offset=len(data),
-            length=len(raw),
+            offset=start,
+            length=length,
             dtype=str(part.local.dtype).removeprefix("torch."),
             shape=part.shape,
             slice=part.box,
-            sha256=hashlib.sha256(raw).hexdigest(),
+            sha256=hashlib.sha256(place.numpy().data).hexdigest(),
         )
-        tensors[part.name] = (*tensors.get(part.name, ()), entry)
-        data += raw
-    target.put(key, memoryview(data))
-    return Shard(key=key, length=len(data), sha256=hashlib.sha256(data).hexdigest(), tensors=tensors)
+        self._tensors[part.name] = (*self._tensors.get(part.name, ()), entry)
+
+    def end(self) -> None:
+        """Write what there is."""
+        if not self._tensors:
+            return
+        data = self._block[: self._size].numpy().data
+        key = shard_key(self._step, self._attempt, len(self.shards))
+        self._target.put(key, data)
+        digest = hashlib.sha256(data).hexdigest()
+        self.shards.append(Shard(key=key, length=self._size, sha256=digest, tensors=self._tensors))
+        self._size, self._tensors = 0, {}
 
 
 def _without_aliases(shards: list[Shard]) -> tuple[list[Shard], list[str]]:
