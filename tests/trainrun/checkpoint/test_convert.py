@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainrun.checkpoint import convert as conversion
-from trainrun.checkpoint.convert import convert, open_foreign, parse_rename
+from trainrun.checkpoint.convert import Choice, convert, open_foreign, parse_rename
 from trainrun.checkpoint.layout import committed_steps
 from trainrun.checkpoint.pickles import load_torch_file
 from trainrun.checkpoint.read import read_tensors, verify
@@ -128,14 +129,17 @@ def test_checkpoints_on_s3_are_read_and_written_in_shards(
 
 def test_names_can_be_changed_and_the_optimizer_left(saved: Path, tmp_path: Path) -> None:
     renames = [parse_rename("^blocks[.]=layers."), parse_rename("^=model.")]
-    _, found, _ = converted(saved / "zero1", tmp_path / "run", renames=renames)
+    _, found, _ = converted(saved / "zero1", tmp_path / "run", choice=Choice(renames=renames, drop=re.compile("odd")))
+    assert not any("odd" in name for name in found)
     assert "model/model.layers.0.attention.keys.weight" in found
     assert "optimizer/model.layers.0.attention.keys.weight/exp_avg" in found
-    _, found, result = converted(saved / "zero1", tmp_path / "bare", parameters_only=True, step=7)
-    assert result.commit.step == 7
-    assert all(name.startswith("model/") for name in found)
-    for wrong in ("blocks", "(=x"):
-        with pytest.raises(ConfigError, match="is no renaming"):
+    for name in ("zero1", "dcp"):
+        _, found, result = converted(saved / name, tmp_path / "bare" / name, choice=Choice(parameters_only=True), step=7)
+        assert result.commit.step == 7
+        assert all(key.startswith("model/") for key in found)
+        assert "model/head.weight" not in found
+    for wrong, why in (("blocks", "has no equals sign"), ("(=x", "is no regular expression"), (r"a=\2", "invalid group")):
+        with pytest.raises(ConfigError, match=why):
             parse_rename(wrong)
 
 
@@ -230,6 +234,7 @@ def test_files_that_are_missing_or_cut_off_are_named(name: str, saved: Path, tmp
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(CheckpointError, match=r"cannot be read|can be read|damaged"):
             converted(source, tmp_path / f"cut{number}")
+        assert not list(open_store(str(tmp_path / f"cut{number}")).list())  # nothing is left of it
         path.unlink()
         with pytest.raises((CheckpointError, StoreError), match=r"There is no|lacks|has none of|files of|mixed"):
             converted(source, tmp_path / f"gone{number}")

@@ -5,11 +5,11 @@ One shard is in memory at a time. What the source holds is read once, as data (`
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -17,18 +17,47 @@ import torch
 import trainrun
 from trainrun.checkpoint import convert_dcp, convert_deepspeed, convert_universal
 from trainrun.checkpoint.foreign import Foreign
-from trainrun.checkpoint.layout import Commit, Entry, Shard, commit_key, contradiction, new_attempt, shard_key
+from trainrun.checkpoint.layout import Commit, Shard, commit_key, contradiction, new_attempt
+from trainrun.checkpoint.packing import ShardWriter
 from trainrun.checkpoint.parts import Part, to_write
-from trainrun.checkpoint.write import ALIGNMENT, write_commit
+from trainrun.checkpoint.write import write_commit
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
-from trainrun.store import Store
+from trainrun.store import Store, StoreError
 
 SHARD_SIZE = 512 * 1024**2
 """Bytes after which another shard is begun; also about the most memory that a conversion takes."""
 
 Rename = tuple[re.Pattern[str], str]
 """A pattern in parameters' names, and what comes in its place."""
+
+
+@dataclass
+class Choice:
+    """What of a source is carried over, and by which names."""
+
+    renames: list[Rename] = field(default_factory=list)
+    """For parameters whose names are others in the model that is to go on; one after the other."""
+    drop: re.Pattern[str] | None = None
+    """Parameters and buffers whose new names have a match of this are left."""
+    parameters_only: bool = False
+    """Whether the optimizer's state is left."""
+    trained: set[str] = field(default_factory=set)
+    """Parameters of which the source has optimizer state; complete once the parts are used up."""
+
+    def of(self, parts: Iterable[Part], done: Callable[[int], None]) -> Iterator[Part]:
+        """The parts that are wanted, by their new names, in pieces as small as in any checkpoint."""
+        for part in parts:
+            done(part.local.nbytes)
+            kind, _, name = part.name.partition("/")
+            name, slash, key = name.rpartition("/") if kind == "optimizer" else (name, "", "")
+            for pattern, replacement in self.renames:
+                name = pattern.sub(replacement, name)
+            if kind == "optimizer":
+                self.trained.add(name)
+            if (kind == "optimizer" and self.parameters_only) or (self.drop and self.drop.search(name)):
+                continue
+            yield from to_write([replace(part, name=f"{kind}/{name}{slash}{key}")])
 
 
 @dataclass(frozen=True)
@@ -66,8 +95,7 @@ def convert(
     *,
     step: int | None = None,
     settings: dict[str, Any] | None = None,
-    renames: Iterable[Rename] = (),
-    parameters_only: bool = False,
+    choice: Choice | None = None,
     done: Callable[[int], None] = lambda count: None,
 ) -> Converted:
     """Write ``source`` as a committed checkpoint.
@@ -78,8 +106,7 @@ def convert(
         step: in place of what the source says.
         settings: the resolved `trainrun.settings.TrainSettings` of the run that is to go on from it; without them only what
             `resume` must know, so that `trainrun evaluate` and `generate` cannot rebuild the model.
-        renames: for parameters whose names are others in the model that is to go on.
-        parameters_only: leave the optimizer's state.
+        choice: of what the source has; all of it if not given.
         done: told of each number of bytes that was read.
 
     Raises:
@@ -93,15 +120,33 @@ def convert(
         raise CheckpointError(
             f"There is {target.locate(commit_key(number))} already, and nothing is overwritten. Name another run."
         )
+    choice = choice or Choice()
     attempt = new_attempt()
-    writer = _ShardWriter(target, number, attempt)
-    for part in _chosen(source.parts, list(renames), parameters_only, done):
-        writer.add(part)
-    writer.end()
-    shards, remark = _without_aliases(writer.shards)
-    commit = Commit(
-        run=str((settings or {}).get("run", target.url.rpartition("/")[2])),
-        step=number,
+    writer = ShardWriter(target, number, attempt, size=SHARD_SIZE)
+    try:
+        for part in choice.of(source.parts, done):
+            writer.add(part)
+        writer.end()
+        shards, tied = _without_aliases(writer.shards, choice.trained)
+        commit = _commit(source, target, number, attempt, settings, shards)
+        if problem := contradiction(commit, number):
+            raise CheckpointError(f"The source is not whole: {problem}. Nothing was committed.")
+        if not write_commit(target, commit):
+            raise CheckpointError(f"Another {target.locate(commit_key(number))} was written meanwhile; that one stays.")
+    except BaseException:
+        with contextlib.suppress(StoreError):
+            writer.remove()
+        raise
+    counted_anew = "Tokens trained on so far are counted from 0: the source does not tell them."
+    return Converted(commit, source.format, (*source.left_out, *tied, counted_anew))
+
+
+def _commit(
+    source: Foreign, target: Store, step: int, attempt: str, settings: dict[str, Any] | None, shards: list[Shard]
+) -> Commit:
+    return Commit(
+        run=target.url.rpartition("/")[2],
+        step=step,
         tokens=0,
         attempt=attempt,
         time=time.time(),
@@ -112,11 +157,6 @@ def convert(
         versions={"trainrun": trainrun.__version__, "torch": torch.__version__, "converted_from": source.format},
         shards=tuple(shards),
     )
-    if problem := contradiction(commit, number):
-        raise CheckpointError(f"The source is not whole: {problem}. Nothing was committed.")
-    if not write_commit(target, commit):
-        raise CheckpointError(f"Another {target.locate(commit_key(number))} was written meanwhile; that one stays.")
-    return Converted(commit, source.format, (*source.left_out, *remark))
 
 
 def parse_rename(text: str) -> Rename:
@@ -126,89 +166,38 @@ def parse_rename(text: str) -> Rename:
         ConfigError: it is none.
     """
     pattern, equals, replacement = text.partition("=")
+    example = "Write PATTERN=REPLACEMENT, such as '^=model.' or '^transformer[.]=blocks.'."
+    if not equals:
+        raise ConfigError([f"{text!r} is no renaming, since it has no equals sign. {example}"])
+    compiled = parse_pattern(pattern)
     try:
-        if not equals:
-            raise re.error("it has no equals sign")
-        compiled = re.compile(pattern)
-        re.sub(compiled, replacement, "")
-        return compiled, replacement
+        re.sub(f"{pattern}|", replacement, "")
     except (re.error, IndexError) as error:
-        raise ConfigError(
-            [f"{text!r} is no renaming ({error}). Write PATTERN=REPLACEMENT, such as '^=model.' or '^transformer[.]=blocks.'."]
-        ) from None
+        raise ConfigError([f"{text!r} is no renaming: {error} in what comes after the equals sign. {example}"]) from None
+    return compiled, replacement
 
 
-def _chosen(parts: Iterable[Part], renames: list[Rename], parameters_only: bool, done: Callable[[int], None]) -> Iterator[Part]:
-    """The parts that are wanted, by their new names, in pieces as small as in any checkpoint."""
-    for part in parts:
-        done(part.local.nbytes)
-        kind, _, name = part.name.partition("/")
-        if parameters_only and kind != "model":
-            continue
-        name, slash, key = name.rpartition("/") if kind == "optimizer" else (name, "", "")
-        for pattern, replacement in renames:
-            name = pattern.sub(replacement, name)
-        yield from to_write([replace(part, name=f"{kind}/{name}{slash}{key}")])
+def parse_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression, as Python has them.
 
-
-class _ShardWriter:
-    """Puts one part behind the other into a block of memory, and each full block into the store.
-
-    Attributes:
-        shards: that are written.
+    Raises:
+        ConfigError: it is none.
     """
-
-    def __init__(self, target: Store, step: int, attempt: str) -> None:
-        self.shards: list[Shard] = []
-        self._target, self._step, self._attempt = target, step, attempt
-        self._block = torch.empty(SHARD_SIZE, dtype=torch.uint8)  # takes memory as it is filled
-        self._size = 0
-        self._tensors: dict[str, tuple[Entry, ...]] = {}
-
-    def add(self, part: Part) -> None:
-        """Copy a part: its memory is its source's only until the next one comes."""
-        length = part.local.nbytes
-        if self._size and self._size + ALIGNMENT + length > len(self._block):
-            self.end()
-        if length > len(self._block):
-            self._block = torch.empty(length, dtype=torch.uint8)
-        start = -(-self._size // ALIGNMENT) * ALIGNMENT
-        self._block[self._size : start] = 0
-        self._size = start + length
-        place = self._block[start : self._size]
-        place.view(part.local.dtype).view(part.local.shape).copy_(part.local)
-        entry = Entry(
-            offset=start,
-            length=length,
-            dtype=str(part.local.dtype).removeprefix("torch."),
-            shape=part.shape,
-            slice=part.box,
-            sha256=hashlib.sha256(place.numpy().data).hexdigest(),
-        )
-        self._tensors[part.name] = (*self._tensors.get(part.name, ()), entry)
-
-    def end(self) -> None:
-        """Write what there is."""
-        if not self._tensors:
-            return
-        data = self._block[: self._size].numpy().data
-        key = shard_key(self._step, self._attempt, len(self.shards))
-        self._target.put(key, data)
-        digest = hashlib.sha256(data).hexdigest()
-        self.shards.append(Shard(key=key, length=self._size, sha256=digest, tensors=self._tensors))
-        self._size, self._tensors = 0, {}
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise ConfigError([f"{text!r} is no regular expression: {error}."]) from None
 
 
-def _without_aliases(shards: list[Shard]) -> tuple[list[Shard], list[str]]:
+def _without_aliases(shards: list[Shard], trained: set[str]) -> tuple[list[Shard], list[str]]:
     """Without the further names of tied weights, which trainrun's checkpoints do not have.
 
-    A matrix is one when it has no optimizer state and is bit for bit what one with state and a name before it is.
+    A matrix is one when it has no optimizer state and is bit for bit what one with state is.
     """
     content: dict[str, list[tuple[Any, ...]]] = {}
     for shard in shards:
         for name, entries in shard.tensors.items():
             content.setdefault(name, []).extend((entry.shape, entry.slice, entry.sha256) for entry in entries)
-    trained = {name.removeprefix("optimizer/").rpartition("/")[0] for name in content if name.startswith("optimizer/")}
     matrices = {name: sorted(boxes) for name, boxes in content.items() if name.startswith("model/") and len(boxes[0][0]) > 1}
     originals = {repr(boxes): name for name, boxes in matrices.items() if name.removeprefix("model/") in trained}
     aliases = {

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trainrun.config import ConfigError
+from trainrun.directory import DirectoryStore
 from trainrun.models.huggingface_files import INDEX
-from trainrun.store import StoreError, open_store
+from trainrun.store import Store, StoreError, open_store
 
 CONFIG = "config.json"
 """Written last: a folder that has it is complete."""
@@ -23,11 +24,12 @@ def destination(target: str, *, force: bool) -> Iterator[tuple[Path, Callable[[P
 
     What fails on the way leaves the target as it was.
     """
-    if "://" in target and not target.startswith("file://"):
-        with _bucket(target, force=force) as both:
+    store = open_store(target)
+    if not isinstance(store, DirectoryStore):
+        with _bucket(store, force=force) as both:
             yield both
         return
-    directory = Path(target.removeprefix("file://"))
+    directory = store.directory
     new = not directory.exists()
     work = directory / f".export-{uuid.uuid4().hex[:12]}"
     try:
@@ -48,10 +50,9 @@ def destination(target: str, *, force: bool) -> Iterator[tuple[Path, Callable[[P
 
 
 @contextmanager
-def _bucket(target: str, *, force: bool) -> Iterator[tuple[Path, Callable[[Path], None]]]:
+def _bucket(store: Store, *, force: bool) -> Iterator[tuple[Path, Callable[[Path], None]]]:
     """On S3: each large file is sent as soon as it is complete, so that the local disk holds one."""
-    store = open_store(target)
-    _require_free([item.key for item in store.list()], target, force=force)
+    _require_free([item.key for item in store.list()], store.url, force=force)
     probe = f".export-{uuid.uuid4().hex[:12]}"
     store.put(probe, b"")  # may it be written?
     store.delete([probe])
@@ -66,14 +67,14 @@ def _bucket(target: str, *, force: bool) -> Iterator[tuple[Path, Callable[[Path]
         yield Path(temporary), send
         for path in _config_last(Path(temporary)):
             send(path)
-    store.delete([item.key for item in store.list("model") if _is_stale(item.key, written)])
+    store.delete([item.key for item in store.list() if _is_stale(item.key, written)])
 
 
 def _publish(work: Path, directory: Path) -> None:
     written = [path.name for path in _config_last(work)]
     for name in written:
         (work / name).replace(directory / name)
-    for path in directory.glob("model*"):
+    for path in directory.iterdir():
         if _is_stale(path.name, written):
             path.unlink()
 
@@ -84,7 +85,7 @@ def _config_last(folder: Path) -> list[Path]:
 
 def _is_stale(name: str, written: list[str]) -> bool:
     """Whether a file is of an export before this one, which would be taken for a part of it."""
-    return name not in written and (name == INDEX or (name.startswith("model") and name.endswith(".safetensors")))
+    return name not in written and (name in (INDEX, CONFIG) or (name.startswith("model") and name.endswith(".safetensors")))
 
 
 def _require_free(names: list[str], target: str, *, force: bool) -> None:

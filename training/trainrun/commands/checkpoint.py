@@ -64,6 +64,7 @@ def add_to(commands: Any) -> None:
     convert.add_argument("--step", type=int, default=None, help="steps done, where the source does not say")
     convert.add_argument("--settings", metavar="FILE", help="the training's settings, recorded for evaluate, generate and export")
     convert.add_argument("--rename", action="append", default=[], metavar="PATTERN=TEXT", help="change parameters' names (regex)")
+    convert.add_argument("--drop", metavar="PATTERN", help="leave parameters whose (new) names have a match (regex)")
     convert.add_argument("--parameters-only", action="store_true", help="leave the optimizer's state")
 
     prune = _add(
@@ -186,10 +187,14 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from trainrun.checkpoint.convert import convert, open_foreign, parse_rename
+    from trainrun.checkpoint.convert import Choice, convert, open_foreign, parse_pattern, parse_rename
     from trainrun.settle import settle
 
-    renames = [parse_rename(text) for text in options.rename]
+    choice = Choice(
+        renames=[parse_rename(text) for text in options.rename],
+        drop=parse_pattern(options.drop) if options.drop else None,
+        parameters_only=options.parameters_only,
+    )
     settings = to_mapping(settle(Path(options.settings), [])) if options.settings else None
     source = open_foreign(open_store(options.source))
     with ByteBar("converted", source.bytes) as bar:
@@ -198,8 +203,7 @@ def _convert(options: argparse.Namespace) -> int:
             open_store(options.target),
             step=options.step,
             settings=settings,
-            renames=renames,
-            parameters_only=options.parameters_only,
+            choice=choice,
             done=bar.add,
         )
     if options.json:
