@@ -36,6 +36,7 @@ WORLD = 3
 
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "zero1": {"zero_optimization": {"stage": 1}},
+    "zero1, elastic": {"zero_optimization": {"stage": 1, "elastic_checkpoint": True}},
     "zero1 in bf16": {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}},
     "zero2": {"zero_optimization": {"stage": 2, "round_robin_gradients": True}},
     "zero2 in bf16": {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}},
@@ -108,6 +109,12 @@ def test_a_run_goes_on_from_a_converted_checkpoint(
     moments = optimizer.state[gpt.embedding.weight]["exp_avg"]
     assert int(optimizer.state[gpt.embedding.weight]["step"]) == foreign.STEPS + 1
     assert not torch.equal(moments, found["optimizer/embedding.weight/exp_avg"])
+
+
+def test_steps_that_an_optimizer_counts_in_its_groups_are_found() -> None:
+    """As DeepSpeed's fused Adam does, which needs a GPU."""
+    state = {"state": {0: {"exp_avg": 1}, 1: {"exp_avg": 2, "step": 7}}, "param_groups": [{"step": 5}, {"step": 5}, {"step": 5}]}
+    assert conversion.convert_deepspeed.state_by_group(state) == {0: {"exp_avg": 1, "step": 5}, 1: {"exp_avg": 2, "step": 7}}
 
 
 def test_checkpoints_on_s3_are_read_and_written_in_shards(

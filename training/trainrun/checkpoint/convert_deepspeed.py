@@ -233,13 +233,13 @@ class _Share:
                 f"{place} is of {counted(expected, 'rank')} and {counted(len(weights), 'group')}, but there are files of "
                 f"{len(files.optimizer)} and the model has {len(model.groups)}: some are missing, or those of two are mixed."
             )
-        state = _state_by_group(optimizer)
+        state = state_by_group(optimizer)
         if not state and rank == 0:
             left_out.append("There is no optimizer state in it: only parameters were carried over.")
         return cls(list(weights), state, places, expected)
 
 
-def _state_by_group(optimizer: Any) -> dict[int, dict[str, Any]]:
+def state_by_group(optimizer: Any) -> dict[int, dict[str, Any]]:
     """The optimizer's state of each flattened group. Some optimizers count steps in their groups, not in their state."""
     if isinstance(optimizer, list):  # DeepSpeed's "elastic" checkpoints
         return dict(enumerate(optimizer))
