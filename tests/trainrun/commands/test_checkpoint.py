@@ -203,7 +203,8 @@ def test_an_exported_llama_computes_in_transformers_what_it_computes_here(
 ) -> None:
     arguments = [*LLAMA, f"--model.tied={tied}"]
     gpt, store, out = gpt_of(*arguments), open_store(str(tmp_path / "run")), tmp_path / "out"
-    write(store, 3, model_tensors(gpt), *arguments, shard=5000)
+    commit = write(store, 3, model_tensors(gpt), *arguments, shard=5000)
+    store.put(commit_key(3), replace(commit, data={"sequence_length": 24, "tokenizer": "bytes"}).to_json().encode())
     more = ["--dtype", dtype] if dtype else []
     code, printed, err = run("export", store.url, "latest", str(out), "--max-shard-size", "20KB", *more)
     assert (code, printed) == (0, f"The model of step 3 was written to {out}.\n")
@@ -230,6 +231,8 @@ def test_the_tokenizer_of_the_data_goes_along_and_another_is_refused(tmp_path: P
     gpt, store = gpt_of(*LLAMA), open_store(str(tmp_path / "run"))
     commit = write(store, 3, model_tensors(gpt), *LLAMA)
     tokenizer = tiny_models.make_tokenizer(tmp_path / "tokenizer")
+    assert "Give it with --tokenizer" in run("export", store.url, "3", str(tmp_path / "unknown"))[2]
+    assert json.loads((tmp_path / "unknown/config.json").read_text())["eos_token_id"] is None
     data = {"sequence_length": 20, "tokenizer": tokenizer_of(str(tokenizer)).name}
     store.put(commit_key(3), replace(commit, data=data).to_json().encode())
     assert "Give it with --tokenizer" in run("export", store.url, "3", str(tmp_path / "without"))[2]

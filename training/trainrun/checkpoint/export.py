@@ -164,8 +164,8 @@ def _bundled_settings(commit: Commit, there: Named) -> TrainSettings | None:
 
 
 def _llama(commit: Commit, there: Named, settings: TrainSettings, *, dtype: str, tokenizer: str) -> Exported:
-    known = tokenizer_name(commit)
-    if tokenizer and tokenizer_of(tokenizer).name != known:
+    known = tokenizer_name(commit) if commit.data else None  # a converted checkpoint does not tell
+    if tokenizer and known not in (None, tokenizer_of(tokenizer).name):
         raise ConfigError(
             [f"The checkpoint was trained on tokens of {known}, not on those of --tokenizer {tokenizer}. Give the data's own."]
         )
