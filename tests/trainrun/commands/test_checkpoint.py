@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from trainrun.__main__ import main
+from trainrun.checkpoint.compare import largest_difference
 from trainrun.checkpoint.convert import convert
 from trainrun.checkpoint.foreign import Foreign
 from trainrun.checkpoint.layout import Commit, commit_key, new_attempt, read_commit, shard_key, step_directory
@@ -399,6 +400,22 @@ def test_the_same_checkpoint_has_no_differences_however_it_is_cut(tmp_path: Path
     assert "differs: model/nan by up to nan" in out
     assert "step: 2 in A, 1 in B" in out
     assert json.loads(run("diff", store.url, "1", "--json")[1])["different"] == {"model/nan": None}
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64]
+)
+def test_differences_of_numbers(dtype: torch.dtype) -> None:
+    a = torch.tensor([1.0, 2.0, float("nan")]).to(dtype)
+    b = torch.tensor([1.5, 2.0, float("nan")]).to(dtype)
+    assert largest_difference(a, a.clone()) is None
+    assert largest_difference(a, b) == 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.bool])
+def test_differences_of_whole_numbers(dtype: torch.dtype) -> None:
+    a, b = torch.tensor([0, 1, 1]).to(dtype), torch.tensor([1, 0, 1]).to(dtype)
+    assert largest_difference(a, b) == 1.0
 
 
 # convert (more in tests/trainrun/checkpoint/test_convert.py)

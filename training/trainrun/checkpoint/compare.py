@@ -89,14 +89,15 @@ def largest_difference(a: Tensor, b: Tensor) -> float | None:
     a, b = a.contiguous().reshape(-1), b.contiguous().reshape(-1)
     if torch.equal(a.view(torch.uint8), b.view(torch.uint8)):
         return None
-    if a.is_complex():
-        return float((a - b).abs().max())
-    largest = float((a.double() - b.double()).abs().max())
+    if not (a.is_complex() or a.dtype == torch.float64):
+        wide = torch.float32 if a.is_floating_point() else torch.float64
+        a, b = a.to(wide), b.to(wide)
+    largest = float((a - b).abs().max())
     if largest == largest:
         return largest
     # of nan and infinities, only those that are not the same on both sides count
     same = (a.view(torch.uint8) == b.view(torch.uint8)).view(-1, a.itemsize).all(dim=1)
-    return float((a[~same].double() - b[~same].double()).abs().max())
+    return float((a[~same] - b[~same]).abs().max())
 
 
 def _larger(a: float, b: float) -> float:
