@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, committed_steps, read_commit
+from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, committed_steps, read_commit, step_directory
 from trainrun.checkpoint.parts import Part, intersection, whole, within
 from trainrun.checkpoint.tensors import DTYPES, Named
 from trainrun.errors import CheckpointError
@@ -33,6 +33,25 @@ GAP = 4096
 """Unwanted bytes between two wanted slices that are read with them rather than asked for around."""
 
 T = TypeVar("T")
+
+
+class Gone(Damaged):
+    """Bytes that a commit names are not there."""
+
+
+def lacking(store: Store, commit: Commit) -> str | None:
+    """What of the shards is not there, as a listing tells; None when all is.
+
+    Raises:
+        StoreError: it could not be listed.
+    """
+    sizes = {item.key: item.size for item in store.list(f"{step_directory(commit.step)}/{commit.attempt}/")}
+    for shard in commit.shards:
+        if shard.key not in sizes:
+            return f"{store.locate(shard.key)} is gone"
+        if sizes[shard.key] != shard.length:
+            return f"{store.locate(shard.key)} has {sizes[shard.key]} bytes, not the {shard.length} that were written"
+    return None
 
 
 def kinds(commit: Commit) -> Named:
@@ -218,7 +237,7 @@ def _read(store: Store, readings: list[_Reading]) -> None:
     try:
         store.read_into(ranges, done=done)
     except (StoreKeyMissing, StoreObjectShort) as error:
-        raise Damaged(str(error).rstrip(".")) from None
+        raise Gone(str(error).rstrip(".")) from None
 
 
 def _get(store: Store, shard: Shard, start: int, length: int) -> bytes:

@@ -5,13 +5,24 @@ Collective: every rank does the same at the same time, and whatever goes wrong o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from trainrun.checkpoint import random_streams, read
-from trainrun.checkpoint.layout import Commit, Damaged, commit_key, committed_steps, new_attempt, parse_commit, step_directory
+from trainrun.checkpoint.layout import (
+    Commit,
+    Damaged,
+    commit_key,
+    commit_text,
+    committed_steps,
+    new_attempt,
+    parse_commit,
+    step_directory,
+)
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.tensors import Named
 from trainrun.config import ConfigError, from_mapping, to_mapping
@@ -53,20 +64,20 @@ class Restore:
             ConfigError: the checkpoint is of another model, optimizer or dataset.
         """
         steps: list[int] = self._on_first(lambda: committed_steps(store), f"list the checkpoints at {store.url}")
-        damaged: list[tuple[int, str]] = []
+        damaged: list[_Damaged] = []
         for step in reversed(steps):
-            problem = self._load(store, step)
-            if problem is None:
+            found = self._load(store, step)
+            if found is None:
                 self._set_aside(store, damaged, resumed_from=step)
                 self._run.event("resumed", damaged=len(damaged), world=self._run.ranks.size)
                 self._say(f"Resumed from step {step} ({store.locate(commit_key(step))}).")
                 return step
-            damaged.append((step, problem))
-            self._say(f"WARNING: the checkpoint of step {step} is damaged: {problem}. Trying the one before it.")
+            damaged.append(found)
+            self._say(f"WARNING: the checkpoint of step {step} is damaged: {found.problem}. Trying the one before it.")
         if steps:
             raise CheckpointError(
                 f"None of the {len(steps)} checkpoints at {store.url} (steps {steps[0]} to {steps[-1]}) can be read; the newest: "
-                f"{damaged[0][1]}. Nothing was trained. Repair the store, or start anew under another run name."
+                f"{damaged[0].problem}. Nothing was trained. Repair the store, or start anew under another run name."
             )
         self._say(f"No checkpoint at {store.url}: starting at step 0.")
         return None
@@ -76,15 +87,23 @@ class Restore:
         """The run's, which resolves what is "auto" only when it trains."""
         return self._run.settings
 
-    def _load(self, store: Store, step: int) -> str | None:
-        """Load one checkpoint on all ranks: None, or the damage that one of them found."""
+    def _load(self, store: Store, step: int) -> _Damaged | None:
+        """Load one checkpoint on all ranks: None, or the damage that was found."""
         text: str | None = self._on_first(lambda: _text_or_none(store, step), f"read {store.locate(commit_key(step))}")
+        if text is None:
+            return _Damaged(step, None, f"rank 0: {store.locate(commit_key(step))} is gone")
+        try:
+            commit = parse_commit(text, step)
+        except Damaged as error:  # on all ranks alike
+            return _Damaged(step, text, f"rank 0: {error}")
+        lacking: str | None = self._on_first(lambda: read.lacking(store, commit), f"list the shards of step {step}")
+        if lacking:  # before memory is taken for what a COMMIT only claims
+            return _Damaged(step, text, f"rank 0: {lacking}")
         mine: dict[str, str] = {}
         try:
-            if text is None:
-                raise Damaged(f"{commit_key(step)} is gone")
-            commit = parse_commit(text, step)
             self._load_commit(store, commit)
+        except read.Gone as error:  # rank 0 has seen it: not the checkpoint is damaged, but this rank's view of the store
+            mine = {"failure": f"rank {self._ranks.rank} does not see what rank 0 does: {error}"}
         except Damaged as error:
             mine = {"damage": f"rank {self._ranks.rank}: {error}"}
         except StoreError as error:
@@ -95,7 +114,7 @@ class Restore:
             raise CheckpointError(f"The checkpoint of step {step} could not be read: {'; '.join(failures)}")
         damage = [outcome["damage"] for outcome in outcomes if "damage" in outcome]
         if damage:
-            return "; ".join(damage)
+            return _Damaged(step, text, "; ".join(damage))
         self._strategy.restored()
         self._run.completed, self._run.tokens_done = commit.step, commit.tokens
         return None
@@ -105,24 +124,25 @@ class Restore:
         kinds = read.kinds(commit)
         model_parts = self._strategy.model_parts()
         self._require_same_model(model_parts, {n: kind for n, kind in kinds.items() if n.startswith("model/")}, commit.step)
-        self._require_same_bundled_model(commit)
-        self._require_same_optimizer(commit)
+        with _believing("its settings"):
+            self._require_same_bundled_model(commit)
+            self._require_same_optimizer(commit)
         if self._data is not None and commit.data:
-            self._data.load_state(commit.data)
+            with _believing("the position in the data"):
+                self._data.load_state(commit.data)
         elif self._data is not None:
             self._say("The checkpoint has no position in the data, since it was converted from another one: they begin anew.")
         wanted = {name: kind for name, kind in kinds.items() if name.startswith("optimizer/")}
         optimizer_parts = self._strategy.optimizer_targets(self._optimizer, wanted)
-        streams: Named = {}
-        if (commit.world, commit.mesh.get("tensor", 1)) == (self._ranks.size, self._ranks.tensor_parallel):
-            own_streams = f"rng/{self._ranks.rank}/"
-            streams = {n: torch.empty_like(k, device="cpu") for n, k in kinds.items() if n.startswith(own_streams)}
+        alike = (commit.world, commit.mesh.get("tensor", 1)) == (self._ranks.size, self._ranks.tensor_parallel)
+        streams = self._streams(kinds) if alike else {}
         read.load_into([*model_parts, *optimizer_parts, *(whole(n, tensor) for n, tensor in streams.items())], store, commit)
         values = commit.values()
-        self._load_values({name: value for name, value in values.items() if not name.startswith("rng/")}, commit)
-        if streams:
-            random_streams.load_random_state(self._ranks.rank, self._ranks.device, streams, values)
-        else:
+        with _believing("what it says beside the tensors"):
+            self._load_values({name: value for name, value in values.items() if not name.startswith("rng/")}, commit)
+            if streams:
+                random_streams.load_random_state(self._ranks.rank, self._ranks.device, streams, values)
+        if not streams:
             seed_everything(stream_seed(self._settings.seed, self._ranks.data_rank, commit.step))
             split, split_now = commit.mesh.get("tensor", 1), self._ranks.tensor_parallel
             otherwise = "" if split == split_now else f", and tensor_parallel was {split}, now {split_now}"
@@ -130,6 +150,14 @@ class Restore:
                 f"The checkpoint was written by {counted(commit.world, 'rank')}, now there are {self._ranks.size}{otherwise}: "
                 "random streams (dropout) do not go on, they are seeded anew. Data order and all else go on."
             )
+
+    def _streams(self, kinds: Named) -> Named:
+        """Memory for this rank's random streams; nothing where the checkpoint's are of another kind than those here."""
+        here, _ = random_streams.random_state(self._ranks.rank, self._ranks.device)
+        there = {name: kinds[name] for name in here if name in kinds}
+        if not there or any((kind.shape, kind.dtype) != (here[n].shape, here[n].dtype) for n, kind in there.items()):
+            return {}
+        return {name: torch.empty_like(kind, device="cpu") for name, kind in there.items()}
 
     def _load_values(self, values: dict[str, Any], commit: Commit) -> None:
         """Hand the strategy its values, and say which of them (a loss scale) only one of both runs has."""
@@ -194,19 +222,31 @@ class Restore:
                 ]
             )
 
-    def _set_aside(self, store: Store, damaged: list[tuple[int, str]], *, resumed_from: int) -> None:
-        """Rename the COMMITs of damaged checkpoints, so that these steps can be committed again when training gets there."""
+    def _set_aside(self, store: Store, damaged: list[_Damaged], *, resumed_from: int) -> None:
+        """Rename the COMMITs of damaged checkpoints, so that these steps can be committed again when training gets there.
 
-        def rename() -> None:
-            for step, problem in damaged:
-                evidence = store.get(commit_key(step))
-                store.put(f"{step_directory(step)}/DAMAGED-{new_attempt()}.json", evidence)
-                store.delete([commit_key(step)])
+        Their shards stay, for people to look at, until retention finds them old. Where the store cannot be written, or another
+        run was faster, things stay as they are.
+        """
+        if not self._ranks.first:
+            return
+        for found in damaged:
+            try:
+                if found.text is None or _text_or_none(store, found.step) != found.text:
+                    continue  # set aside by another run, which may have committed the step anew
+                evidence = store.get(commit_key(found.step))
+                store.put(f"{step_directory(found.step)}/DAMAGED-{new_attempt()}.json", evidence)
+                store.delete([commit_key(found.step)])
+            except StoreError as error:
                 self._say(
-                    f"WARNING: step {step} was set aside as damaged ({problem}); training goes on from step {resumed_from}."
+                    f"WARNING: the damaged checkpoint of step {found.step} could not be set aside ({error}). Training goes on "
+                    f"from step {resumed_from}, but step {found.step} cannot be saved again before {commit_key(found.step)} is gone."
                 )
-
-        self._on_first(rename, "set damaged checkpoints aside")
+            else:
+                self._say(
+                    f"WARNING: step {found.step} was set aside as damaged ({found.problem}); training goes on from step "
+                    f"{resumed_from}."
+                )
 
     def _on_first(self, act: Callable[[], Any], purpose: str) -> Any:
         """The JSON-able result of ``act`` on rank 0, on all ranks; when it fails, all ranks raise."""
@@ -222,9 +262,30 @@ class Restore:
         return outcome["result"]
 
 
+@dataclass(frozen=True)
+class _Damaged:
+    """A checkpoint that cannot be used."""
+
+    step: int
+    text: str | None
+    """Of its COMMIT; None when that is gone."""
+    problem: str
+
+
+@contextlib.contextmanager
+def _believing(what: str) -> Iterator[None]:
+    """Of values that no check of the layout knows: those that cannot be used are damage."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (AttributeError, IndexError, KeyError, OverflowError, RuntimeError, TypeError, ValueError) as error:
+        raise Damaged(f"{what} cannot be used ({type(error).__name__}: {error})") from None
+
+
 def _text_or_none(store: Store, step: int) -> str | None:
     try:
-        return store.get(commit_key(step)).decode(errors="replace")
+        return commit_text(store, step)
     except StoreKeyMissing:
         return None
 
