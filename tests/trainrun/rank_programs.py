@@ -234,6 +234,34 @@ def save_as_others_do(out: Path, **keywords: Any) -> dict[str, Any]:
     return foreign.run_rank(out, **keywords)
 
 
+def saves(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Saves that meet one trouble after the other (see checkpoint/saves.py)."""
+    import saves
+
+    return saves.run_rank(out, **keywords)
+
+
+def bitwise(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Runs by every strategy, which may be killed (see checkpoint/bitwise.py)."""
+    import bitwise
+
+    return bitwise.run_rank(out, **keywords)
+
+
+def troubled(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Saves and restores by a store that harms requests (see checkpoint/troubled.py)."""
+    import troubled
+
+    return troubled.run_rank(out, **keywords)
+
+
+def stops(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Runs that are asked to stop (see checkpoint/stops.py)."""
+    import stops as cases
+
+    return cases.run_rank(out, **keywords)
+
+
 def whole(parameter: Tensor) -> Tensor:
     """All of a parameter, on every rank."""
     parameter = parameter.detach()
@@ -273,8 +301,12 @@ PROGRAMS = {
     "probed": probed,
     "parity": parity,
     "reshard": reshard,
+    "bitwise": bitwise,
+    "troubled": troubled,
+    "saves": saves,
     "save_as_others_do": save_as_others_do,
     "chosen": chosen,
+    "stops": stops,
 }
 
 
