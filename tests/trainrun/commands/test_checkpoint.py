@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from trainrun.__main__ import main
 from trainrun.checkpoint.compare import largest_difference
 from trainrun.checkpoint.convert import convert
+from trainrun.checkpoint.export import export
 from trainrun.checkpoint.foreign import Foreign
 from trainrun.checkpoint.layout import Commit, commit_key, new_attempt, read_commit, shard_key, step_directory
 from trainrun.checkpoint.parts import whole
@@ -322,6 +326,42 @@ def test_export_leaves_other_files_alone_and_fails_before_it_reads(
     assert code == 2
     assert "No space left on device" in err
     assert not (tmp_path / "new").exists()
+
+
+def test_neither_converting_nor_exporting_holds_a_model_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainrun.checkpoint.convert.SHARD_SIZE", 16 * 1024**2)
+    store = open_store(str(tmp_path / "run"))
+    parts = (whole(f"model/{number}", torch.full((2**21,), float(number))) for number in range(20))  # 8 MiB each
+    with most_memory() as most:
+        commit = convert(Foreign(format="test", step=1, bytes=0, parts=parts), store).commit
+        export(store, commit, str(tmp_path / "out"), largest_file=64 * 1024**2)
+    assert commit.bytes == 160 * 1024**2
+    assert most[0] < 100 * 1024**2
+    assert torch.equal(load_file(tmp_path / "out/model-00003-of-00003.safetensors")["19"], torch.full((2**21,), 19.0))
+
+
+@contextmanager
+def most_memory() -> Iterator[list[int]]:
+    """How much memory of its own (mapped files not counted) this process took at most beyond what it had."""
+
+    def taken() -> int:
+        match = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert match
+        return 1024 * int(match[1])
+
+    before, most, over = taken(), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.002):
+            most[0] = max(most[0], taken() - before)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield most
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_a_damaged_checkpoint_is_not_exported(store: Store, run: Run, tmp_path: Path) -> None:
