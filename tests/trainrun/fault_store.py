@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import queue
 import re
 import socket
 import struct
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 CONTROL = "/_faults"
 FOREVER = 10**9
 
-Kind = Literal["answer", "delay", "drop", "silence", "lose", "truncate", "corrupt", "corrupt answer"]
+Kind = Literal["answer", "delay", "drop", "silence", "lose", "hold", "truncate", "corrupt", "corrupt answer"]
 
 
 @dataclass
@@ -40,6 +41,7 @@ class Fault:
     - "drop": the connection is reset after ``after`` bytes of the request's body; the store is not asked.
     - "silence": the store is not asked, and nothing is ever answered.
     - "lose": the store does as it was asked, and the connection is reset instead of an answer.
+    - "hold": the store does as it was asked, and nothing is ever answered.
     - "truncate": the connection is reset after ``after`` bytes of the answer's body.
     - "corrupt": the byte at ``after`` of the request's body is another one when the store gets it.
     - "corrupt answer": the byte at ``after`` of the answer's body is another one.
@@ -94,6 +96,8 @@ class FaultStore(Faults):
         self.seen: list[str] = []
         self.lock = threading.Lock()
         self.healed = threading.Event()
+        self.unanswered: queue.SimpleQueue[str] = queue.SimpleQueue()
+        """The requests that are not answered because of "silence" or "hold", as soon as it is so."""
         self._server = _Server(("127.0.0.1", 0), _Handler)
         self._server.store = self
         super().__init__(f"http://127.0.0.1:{self._server.server_port}")
@@ -162,8 +166,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self._read_body(None)
         if fault and kind == "silence":
-            store.healed.wait()
-            self._reset()
+            self._leave_unanswered()
         elif fault and kind == "answer":
             self._refuse(fault.status, fault.code)
         else:
@@ -182,6 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
         kind = fault.kind if fault else None
         if fault and kind == "lose":
             self._reset()
+        elif fault and kind == "hold":
+            self._leave_unanswered()
         elif fault and kind == "truncate":
             self._answer(status, headers, answer, answer[: fault.after])
             self._reset()
@@ -229,6 +234,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body if sent is None else sent)
+
+    def _leave_unanswered(self) -> None:
+        healed = self.server.store.healed
+        self.server.store.unanswered.put(f"{self.command} {self.path}")
+        healed.wait()
+        self._reset()
 
     def _reset(self) -> None:
         """End the connection so that the other side gets ECONNRESET."""
