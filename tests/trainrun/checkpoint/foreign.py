@@ -5,11 +5,13 @@ Beside each checkpoint lies what DeepSpeed and torch themselves say is in it.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import resharding
 import torch
 import torch.distributed as dist
@@ -91,7 +93,8 @@ def _save_deepspeed(deepspeed: Any, folder: Path, name: str, configuration: dict
     for step in range(STEPS):
         engine.backward(engine(_batch(step)) / 32)
         engine.step()
-    engine.save_checkpoint(str(folder / name), client_state={"of_the_user": [1, 2]})
+    of_the_user = {"random": np.random.get_state(), "arguments": argparse.Namespace(folder=folder)}
+    engine.save_checkpoint(str(folder / name), client_state={"of_the_user": of_the_user})
     if stage < 3:  # DeepSpeed would know the state of the first group alone
         engine.optimizer._hp_optimizer_states_linked = False
         engine.optimizer._lazy_init_hp_params_optimizer_state()

@@ -19,6 +19,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from trainrun.checkpoint import convert as conversion
 from trainrun.checkpoint.convert import Choice, convert, open_foreign, parse_rename
@@ -167,6 +168,24 @@ def test_a_checkpoint_of_plain_weights_needs_a_step_and_one_of_numbered_state_sa
     _, found, result = converted(tmp_path / "numbered", tmp_path / "other", step=5)
     assert found.keys() == {"model/weight", "model/bias"}
     assert "by number, not by name: only parameters were carried over" in result.remarks[0]
+
+
+def test_weights_at_the_root_beside_flattened_optimizer_state_are_told_apart(tmp_path: Path) -> None:
+    """As torchtitan saves."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(4):
+        model(torch.ones(3)).sum().backward()
+        optimizer.step()
+    flat = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=True))
+    everything = {**model.state_dict(), "optimizer": flat, "train_state": {"step": torch.tensor(4)}, "lr_scheduler": {"last": 4}}
+    dcp.save(everything, checkpoint_id=tmp_path / "root", no_dist=True)
+    _, found, result = converted(tmp_path / "root", tmp_path / "run")
+    assert result.commit.step == 4
+    assert len(found) == 4 + 3 * 4
+    assert torch.equal(found["model/1.weight"], model[1].weight)
+    assert torch.equal(found["optimizer/1.weight/exp_avg_sq"], optimizer.state[model[1].weight]["exp_avg_sq"])
+    assert any("train_state.step" in remark and "lr_scheduler.last" in remark for remark in result.remarks)
 
 
 class Bomb:
