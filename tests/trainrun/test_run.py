@@ -192,7 +192,7 @@ def test_a_stop_ends_the_run_after_the_step_with_code_75(
     assert run.completed == 2
     assert (tmp_path / "run/step-000000002/COMMIT.json").exists()
     lines = [json.loads(line) for path in (tmp_path / "state/metrics").iterdir() for line in path.open()]
-    assert [line["event"] for line in lines if "event" in line] == ["strategy", "started", "stopping", "committed"]
+    assert [line["event"] for line in lines if "event" in line] == ["strategy", "started", "stopping", "committed", "stopped"]
 
 
 def test_without_a_location_nothing_is_saved_and_that_is_said(

@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from trainrun import directory
 from trainrun.checkpoint import process
 from trainrun.directory import DirectoryStore
+from trainrun.store import check_deadline
 
 
 def program(call: str) -> str:
@@ -37,6 +39,20 @@ def no_space_while(path: str) -> None:
         write(*arguments)
 
     directory._write = limited
+
+
+def slow(seconds: float) -> None:
+    """Each write to a directory takes so long, unless its deadline comes first."""
+    write = directory._write
+
+    def slowed(file: Any, pieces: Any, deadline: float | None, progress: Any) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            check_deadline(deadline)
+            time.sleep(0.02)
+        write(file, pieces, deadline, progress)
+
+    directory._write = slowed
 
 
 def kill_rank_after_put(count: int) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -77,6 +78,15 @@ class Ranks:
         everyone = [torch.empty(largest, dtype=torch.uint8) for _ in range(self.size)]
         dist.all_gather(everyone, padded, group=self.storage)
         return [json.loads(bytes(data[: int(size)].numpy())) for data, size in zip(everyone, sizes, strict=True)]
+
+    def largest(self, numbers: Sequence[int]) -> list[int]:
+        """The largest of each number over all ranks, on every rank."""
+        if self.storage is None:
+            return list(numbers)
+        tensor = torch.tensor(numbers)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self.storage)
+        found: list[int] = tensor.tolist()
+        return found
 
     def from_first(self, value: Any) -> Any:
         """The JSON-able ``value`` of rank 0, on every rank."""

@@ -7,6 +7,7 @@ import dataclasses
 import math
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -89,6 +90,7 @@ class Run:
         ranks: this process among its peers; ``ranks.device`` is where it computes.
         completed: optimizer steps done, in all restarts together.
         tokens_done: tokens trained on, in all.
+        stop_flag: whether, and until when, the run was asked to stop.
     """
 
     def __init__(self, settings: TrainSettings, ranks: Ranks, state_directory: Path | None) -> None:
@@ -97,7 +99,8 @@ class Run:
         self.completed = 0
         self.tokens_done = 0
         self._state_directory = state_directory
-        self._stop, self._agreement = stop.StopFlag(state_directory), Agreement(ranks)
+        self.stop_flag = stop.StopFlag(state_directory, stop_seconds=settings.checkpoint.stop_seconds)
+        self._agreement = Agreement(ranks)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
         self._optimizer: torch.optim.Optimizer | None = None
@@ -239,6 +242,7 @@ class Run:
         profiled = ProfiledSteps(self.settings, self.ranks, self._progress, first=first, directory=self._state_directory)
         self._progress.begin(waited=self._waited)
         try:
+            self._hear_of_stop(self.ranks.largest([self.stop_flag.urgency()])[0])
             while self.completed < self.settings.steps:
                 before = self.completed
                 profiled.before(before + 1)
@@ -247,6 +251,8 @@ class Run:
                     raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
                 profiled.after(self.completed)
                 self._act_on(self._agreement.answer())
+            if self._state is not None and not self._state.save_last():
+                self._end_early()
             digest = "" if self._state is None else self._state.finish()
             self._progress.finish(self.completed, skipped=self._skipped, model_sha256=digest)
             atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
@@ -292,7 +298,7 @@ class Run:
             )
         require_prepared(optimizer, self._optimizer, groups=len(self._peaks))
         self._passes.end_step(self._data.given)
-        self._agreement.ask([int(self._stop.seen()), *(() if self._state is None else self._state.before_update())])
+        self._agreement.ask([self.stop_flag.urgency(), *(() if self._state is None else self._state.before_update())])
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
@@ -385,16 +391,21 @@ class Run:
     def _act_on(self, agreed: Sequence[int]) -> None:
         """Do what all ranks do at this step, by what they have told each other."""
         stopping, *saving = agreed or (0,)
+        self._hear_of_stop(max(stopping, self.stop_flag.urgency() if self.ranks.size == 1 else 0))  # who is alone hears at once
         if self._state is not None and saving:
             self._state.hear(*saving)
-        stopping = stopping or (self.ranks.size == 1 and self._stop.seen())  # whoever is alone hears of it at once
-        if stopping and self.completed < self.settings.steps:
+
+    def _hear_of_stop(self, urgency: int) -> None:
+        """End here when any rank was asked to; at the last step there is nothing to end."""
+        self.stop_flag.hear(urgency)
+        if self.stop_flag.deadline is not None and self.completed < self.settings.steps:
             self._end_early()
 
     def _end_early(self) -> None:
-        self.event("stopping")
+        assert self.stop_flag.deadline is not None
+        self.event("stopping", seconds_left=round(self.stop_flag.deadline - time.monotonic(), 1))
         if self._state is not None:
-            self._state.save(now=True)
+            self._state.save_before(self.stop_flag.deadline)
         self._progress.say(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.")
         atexit.register(leave)
         raise SystemExit(stop.EXIT_CODE)

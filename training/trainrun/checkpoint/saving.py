@@ -19,10 +19,15 @@ from trainrun.checkpoint.parts import Part
 from trainrun.checkpoint.share import Share
 from trainrun.checkpoint.write import Values
 from trainrun.config import to_mapping
+from trainrun.deadline import EXIT_SECONDS
 from trainrun.errors import CheckpointError
 from trainrun.ranks import Ranks
 from trainrun.settings.checkpoint import CheckpointSettings
+from trainrun.stop import StopFlag
 from trainrun.store import Store
+
+TICK_SECONDS = 0.5
+"""Between two times that ranks which wait for a save tell each other whether they were asked to stop."""
 
 Event = Callable[..., None]
 
@@ -56,17 +61,20 @@ class Saver:
     Attributes:
         saved_step: of the newest commit that this process knows of; -1 without one.
         last: what the last committed save took; None before the first one.
+        seconds: what the last save took by itself, on the slowest rank; None before the first one.
     """
 
-    def __init__(self, ranks: Ranks, store: Store, settings: CheckpointSettings, *, event: Event) -> None:
+    def __init__(self, ranks: Ranks, store: Store, settings: CheckpointSettings, *, stop: StopFlag, event: Event) -> None:
         """Args:
         ranks: all of them.
         store: the run's folder.
         settings: the run's.
+        stop: a request to stop is heard of while a save is waited for, and bounds the time of what is under way.
         event: records that something happened, by name, step and details.
         """
-        self._ranks, self._store, self._settings, self._event = ranks, store, settings, event
+        self._ranks, self._store, self._settings, self._stop, self._event = ranks, store, settings, stop, event
         self.saved_step = -1
+        self.seconds: float | None = None
         self.last: Measured | None = None
         self._share = Share(ranks, store)
         self._save: _Save | None = None
@@ -90,18 +98,20 @@ class Saver:
     def begin(
         self, take: Callable[[], tuple[list[Part], Values]], header: dict[str, Any], *, seconds: float | None = None
     ) -> None:
-        """Start to save; first wait for a save that is still under way.
+        """Start to save; first wait for a save that is still under way. Nothing is begun if a request to stop comes meanwhile.
 
         Args:
             take: makes this rank's parts and values, as they are now.
             header: fields of the `trainrun.checkpoint.layout.Commit`, but for what is known here.
-            seconds: after which it has failed; ``checkpoint.timeout_seconds`` by default.
+            seconds: after which it has failed; ``checkpoint.timeout_seconds`` by default. With it, it is begun in any case.
 
         Raises:
             CheckpointError: the save that was waited for was the last failure that the settings allow.
         """
         started = time.monotonic()
         self.wait()
+        if seconds is None and self._stop.deadline is not None:
+            return
         self._run_id = self._run_id or self._ranks.from_first(new_attempt())
         self._begun += 1
         attempt = f"{self._run_id}-{self._begun}"
@@ -124,41 +134,44 @@ class Saver:
             self._share.before_update()
             self._stall += time.monotonic() - started
 
-    def tells(self) -> tuple[int, int]:
-        """Whether this rank is busy with the save, and whether it has failed here: for `hear`, which takes the largest."""
+    def tells(self) -> tuple[int, int, int]:
+        """Whether this rank is busy with the save, whether it has failed here, and the milliseconds that the last one took: for
+        `hear`, which takes the largest."""
         self._told_turn = self._turn
         if self._save is None and not self._share.pruning:
-            return 0, 0
+            return 0, 0, self._took
         self._share.poll()
-        return int(self._share.busy), int(self._share.problem is not None)
+        return int(self._share.busy), int(self._share.problem is not None), self._took
 
-    def hear(self, busy: int, failed: int) -> None:
+    def hear(self, busy: int, failed: int, took: int) -> None:
         """What `tells` gives of all ranks, as of its last call.
 
         Raises:
             CheckpointError: the save has failed, and it was the last failure in a row that the settings allow.
         """
+        self.seconds = took / 1000 if took else None
         if self._save is not None and self._told_turn == self._turn and not busy:
             self._go_on(self._reasons() if failed else [])
 
-    def wait(self, *, seconds: float | None = None) -> None:
-        """Until the save under way, if any, is committed or has failed.
-
-        Args:
-            seconds: after which it has failed; by default when its own time is over.
+    def wait(self) -> None:
+        """Until the save under way, if any, is committed or has failed; whatever was not done in time for a stop has failed.
 
         Raises:
             CheckpointError: as `hear`.
         """
-        started = time.monotonic()
         while self._save is not None:
+            started = time.monotonic()
             self._share.before_update()
-            if seconds is not None:
-                self._share.hurry(max(0.0, seconds - (time.monotonic() - started)))
-            self._share.wait()
+            busy = 1
+            while busy:
+                if self._stop.deadline is not None:
+                    self._share.hurry(max(0.0, self._stop.deadline - EXIT_SECONDS - time.monotonic()))
+                self._share.wait(TICK_SECONDS)
+                busy, asked, took = self._ranks.largest([int(self._share.busy), self._stop.urgency(), self._took])
+                self._stop.hear(asked)
+                self.seconds = took / 1000 if took else None
             self._stall += time.monotonic() - started
             self._go_on(self._reasons())
-            started = time.monotonic()
 
     def close(self, *, tidy: bool = False) -> None:
         """Leave no process behind. A save under way is abandoned; ``tidy`` waits until old checkpoints are deleted."""
@@ -166,6 +179,10 @@ class Saver:
             self._share.wait_for_pruning()
         self._share.close()
         self._save = None
+
+    @property
+    def _took(self) -> int:
+        return int(1000 * self._share.seconds)
 
     def _reasons(self) -> list[str]:
         mine = self._share.problem

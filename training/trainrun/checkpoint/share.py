@@ -39,6 +39,7 @@ class Share:
         problem: what has failed of it here; None while nothing has.
         committed: the answer to `commit`: bytes of all shards, and whether it was this attempt that came first.
         pruning: whether the writer deletes old checkpoints.
+        seconds: what the last save took by itself, from the beginning of the copying; on rank 0 with its commit.
     """
 
     def __init__(self, ranks: Ranks, store: Store) -> None:
@@ -47,6 +48,7 @@ class Share:
         self.problem: str | None = None
         self.committed: tuple[int, bool] = (0, True)
         self.pruning = False
+        self.seconds = 0.0
         self._writer: WriterProcess | None = None
         self._arena: Arena | None = None
         self._plan = Plan((), 0)
@@ -57,6 +59,7 @@ class Share:
         self._doing = ""
         self._moved = 0
         self._started = self._deadline = 0.0
+        self._hurried = False
 
     # A save
 
@@ -72,6 +75,7 @@ class Share:
         assert not self.busy
         if self._thread is not None:
             self._thread.join()
+        begun = time.time()  # by the writer's clock, for it is this machine's too
         key = shard_key(step, attempt, self._ranks.rank)
         self.problem, self._lost, self._moved = None, None, 0
         self._begin_work(f"writing {self._store.locate(key)}", seconds)
@@ -83,6 +87,7 @@ class Share:
             self._end_work(f"{type(error).__name__}: {error}")
             return
         request = {"do": "save", "step": step, "attempt": attempt, "rank": self._ranks.rank, "values": dict(values)}
+        request |= {"begun": begun}
         self._copy = copy
         self._thread = threading.Thread(target=partial(self._hand_over, copy, writer, request), daemon=True)
         self._thread.start()
@@ -130,22 +135,23 @@ class Share:
             self._give_up(str(error))
             return
         if self.busy and time.monotonic() > self._deadline:
-            self._give_up(
-                f"its writer (process {self._writer.pid}) hangs: it was not done after "
-                f"{time.monotonic() - self._started:.1f} s and did not say why, with {readable_size(self._moved)} of "
-                f"{readable_size(self._plan.size)} sent"
-            )
+            after = f"it was not done after {time.monotonic() - self._started:.1f} s"
+            sent = f"with {readable_size(self._moved)} of {readable_size(self._plan.size)} sent"
+            hangs = f"its writer (process {self._writer.pid}) hangs: {after} and did not say why, {sent}"
+            self._give_up(f"{after}, when the run had to end, {sent}" if self._hurried else hangs)
 
-    def wait(self) -> None:
-        """Until the writer is done with its present task, or its time is over."""
+    def wait(self, seconds: float) -> None:
+        """Until the writer is done with its present task, its time is over, or so many seconds are."""
+        deadline = time.monotonic() + seconds
         while True:
             self.poll()
-            if not self.busy:
+            left = deadline - time.monotonic()
+            if not self.busy or left <= 0:
                 return
             if self._thread is not None and self._thread.is_alive():
-                self._thread.join(GRACE_SECONDS)
+                self._thread.join(left)
             elif self._writer is not None:
-                self._writer.wait(GRACE_SECONDS)
+                self._writer.wait(left)
 
     def wait_for_pruning(self) -> None:
         """Until old checkpoints are deleted, or `PRUNE_SECONDS` are over: the next run goes on."""
@@ -156,7 +162,9 @@ class Share:
 
     def hurry(self, seconds: float) -> None:
         """Let the present task have no more than so long from now on."""
-        self._deadline = min(self._deadline, time.monotonic() + seconds)
+        deadline = time.monotonic() + seconds
+        if deadline < self._deadline:
+            self._deadline, self._hurried = deadline, True
 
     def close(self) -> None:
         """Leave no process and no memory behind; a save under way is abandoned."""
@@ -214,13 +222,16 @@ class Share:
         elif "failed" in answer:
             self._end_work(answer["failed"])
         else:
+            if "saved" in answer:
+                self.seconds = answer["seconds"]
             if "committed" in answer:
+                self.seconds += answer["seconds"]
                 self.committed, self.pruning = (answer["committed"], answer["own"]), True
             self._end_work(None)
 
     def _begin_work(self, doing: str, seconds: float) -> None:
         self.busy, self._doing, self._started = True, doing, time.monotonic()
-        self._deadline = self._started + seconds + GRACE_SECONDS
+        self._deadline, self._hurried = self._started + seconds + GRACE_SECONDS, False
 
     def _end_work(self, problem: str | None) -> None:
         self.busy, self.problem = False, self.problem or problem

@@ -7,6 +7,7 @@ Restoring is in `trainrun.checkpoint.restore`, how a save goes on beside trainin
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,12 @@ import trainrun
 from trainrun.checkpoint import random_streams
 from trainrun.checkpoint.arena import require_memory_for_snapshots
 from trainrun.checkpoint.digest import gathered, tensors_digest
-from trainrun.checkpoint.interval import Interval
+from trainrun.checkpoint.interval import Interval, SaveCosts
 from trainrun.checkpoint.parts import Part, to_write, whole
 from trainrun.checkpoint.restore import OPTIMIZER, Restore
 from trainrun.checkpoint.saving import Saver
 from trainrun.checkpoint.snapshot import settled
+from trainrun.checkpoint.stopping import Promise, save_before
 from trainrun.checkpoint.tensors import canonical
 from trainrun.checkpoint.write import Values
 from trainrun.config import to_mapping
@@ -45,8 +47,11 @@ class TrainState:
         location = run.settings.checkpoint.location
         self._store: Store | None = open_store(location).child(run.settings.run) if location else None
         settings = run.settings.checkpoint
-        self._saver = Saver(run.ranks, self._store, settings, event=run.event) if self._store is not None else None
+        self._saver = Saver(run.ranks, self._store, settings, stop=run.stop_flag, event=run.event) if self._store else None
         self._interval = Interval(settings, nodes=max(1, run.ranks.size // run.ranks.local_size))
+        self._costs, self._promise = SaveCosts(), Promise(settings.stop_seconds)
+        self._step_began: float | None = None
+        self._beside: int | None = None
         self.resumed = False
         """Whether `resume` was called; the loop needs it before its first step."""
 
@@ -88,7 +93,7 @@ class TrainState:
         return digest if self._ranks.first else ""
 
     def save(self, *, metric: float | None = None, now: bool = False) -> bool:
-        """Save if it is time: every ``checkpoint.every_steps``, and at the last step.
+        """Save if it is time: every ``checkpoint.every_steps``, and at the last step, which is saved as with ``now``.
 
         The state is copied while training goes on, up to the next update, and a process of its own writes the copy; training
         waits for neither the store nor the writer. There is one save at a time: one that would overtake it waits for it. A save
@@ -108,16 +113,17 @@ class TrainState:
                 one before otherwise.
         """
         step = self._run.completed
-        if self._saver is None or not (now or self._interval.due(step) or step == self._settings.steps):
+        now = now or step == self._settings.steps  # after which there is nothing that could go on beside it
+        if self._saver is None or not (now or self._interval.due(step)):
             return False
         if step not in (self._saver.saved_step, self._saver.step):
             self._begin(self._saver, metric)
         if now:
             self._saver.wait()
-            while self._saver.saved_step != step:
+            while self._saver.saved_step != step and self._run.stop_flag.deadline is None:
                 self._begin(self._saver, metric)
                 self._saver.wait()
-        return True
+        return step in (self._saver.saved_step, self._saver.step)
 
     def wait(self) -> None:
         """Until the save under way, if any, is committed or has failed. Collective.
@@ -131,13 +137,15 @@ class TrainState:
     # For the loop (`trainrun.run.Run`)
 
     def require_memory(self) -> None:
-        """Refuse to train where main memory cannot hold a snapshot. Collective.
+        """Refuse to train where main memory cannot hold a snapshot, and say what the last save will need. Collective.
 
         Raises:
             ConfigError: with what is needed and what there is.
         """
         if self._saver is not None:
-            require_memory_for_snapshots(self._bytes_to_come(), self._ranks)
+            size = self._bytes_to_come()
+            require_memory_for_snapshots(size, self._ranks)
+            self._ranks.say(self._promise.at_start(sum(self._ranks.gather(size))))
 
     def before_update(self) -> tuple[int, ...]:
         """Call it before training itself changes weights or optimizer state.
@@ -146,19 +154,39 @@ class TrainState:
             What this rank has to tell the others at this step: `hear` takes the largest of each number.
         """
         if self._saver is None:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         self._saver.before_update()
+        self._measure(self._saver)
         return (*self._saver.tells(), self._interval.proposed)
 
-    def hear(self, busy: int, failed: int, interval: int) -> None:
+    def hear(self, busy: int, failed: int, took: int, interval: int) -> None:
         """The largest that any rank told; raises as `save`."""
         if self._saver is not None:
-            self._saver.hear(busy, failed)
+            self._saver.hear(busy, failed, took)
             self._interval.adopt(interval)
 
+    def save_last(self) -> bool:
+        """Save the last step. False when a request to stop left no time for it; raises as `save`."""
+        return self.save(now=True) or self._saver is None
+
+    def save_before(self, deadline: float) -> None:
+        """Save what fits before a `time.monotonic`, when asked to stop, and say what does not. Collective."""
+        step = self._run.completed
+        if self._saver is None or step in (0, self._saver.saved_step):
+            return
+
+        def begin(seconds: float) -> None:
+            assert self._saver is not None
+            self._run.check_finite()
+            self._saver.begin(self._take, self._header(None), seconds=seconds)
+
+        plan, said = save_before(deadline, self._saver, self._ranks, step=step, begin=begin)
+        self._run.event("stopped", tried=plan.save, saved_step=self._saver.saved_step)
+        if said:
+            self._ranks.say(said)
+
     def finish(self) -> str:
-        """Save the last step, delete what is not kept, and end the writer. Returns the `model_digest`; raises as `save`."""
-        self.save(now=True)
+        """Delete what is not kept, and end the writer. Returns the `model_digest`."""
         if self._saver is not None:
             self._saver.close(tidy=True)
         return self.model_digest()
@@ -177,6 +205,26 @@ class TrainState:
         self._run.check_finite()
         saver.begin(self._take, self._header(metric))
         self._interval.begin(self._run.completed)
+
+    def _measure(self, saver: Saver) -> None:
+        """What saves cost, for the interval between them, and whether the last one will fit; rank 0 speaks."""
+        now = time.monotonic()
+        began, self._step_began = self._step_began, now
+        beside, self._beside = self._beside, saver.step
+        if began is not None:
+            self._costs.step(now - began, saving=beside is not None or saver.step is not None)
+        if beside is None or beside == saver.step:
+            return
+        if saver.last is None or saver.last.step != beside:
+            self._costs.failed()
+            return
+        cost = self._costs.committed(saver.last.seconds)
+        if cost is not None and self._ranks.first and (said := self._interval.propose(cost)):
+            self._ranks.say(said)
+            self._run.event("interval", steps=self._interval.proposed, **{k: round(v, 4) for k, v in vars(cost).items()})
+        if self._ranks.first and saver.seconds and (news := self._promise.measured(saver.seconds, saver.last.bytes)):
+            self._ranks.say(news[0])
+            self._run.event("last_save", **news[1])
 
     def _header(self, metric: float | None) -> dict[str, Any]:
         """What the COMMIT says of the run as it is now."""

@@ -103,12 +103,13 @@ class Writer:
             timeout_seconds=request["seconds"],
             progress=self._report,
         )
-        self._answer({"saved": self._plan.size})
+        self._answer({"saved": self._plan.size, "seconds": time.time() - request["begun"]})
 
     def _commit(self, request: Message, _: int) -> None:
         store = self._open(request["location"])
+        begun = time.monotonic()
         commit, own = commit_shards(store, request["header"], timeout_seconds=request["seconds"])
-        self._answer({"committed": commit.bytes, "own": own})
+        self._answer({"committed": commit.bytes, "own": own, "seconds": time.monotonic() - begun})
         if self._retention is None:
             self._retention = Retention(store, from_mapping(CheckpointSettings, request["settings"]))
         try:
