@@ -403,7 +403,7 @@ class Run:
 
     def _end_early(self) -> None:
         assert self.stop_flag.deadline is not None
-        self.event("stopping", seconds_left=round(self.stop_flag.deadline - time.monotonic(), 1))
+        self.event("stopping", seconds_left=round(max(0.0, self.stop_flag.deadline - time.monotonic()), 1))
         if self._state is not None:
             self._state.save_before(self.stop_flag.deadline)
         self._progress.say(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.")

@@ -68,7 +68,11 @@ def test_a_save_costs_what_the_steps_beside_it_are_longer() -> None:
     costs.failed()
     cost = costs.committed(0.5)  # done within the step that began it: nothing was beside it
     assert cost is not None
-    assert cost.lost == pytest.approx(0.35)  # the median of both
+    assert (cost.lost, cost.save) == (0.0, 0.5)  # of two the less
+    costs.step(2.0, saving=True)
+    cost = costs.committed(5.0)
+    assert cost is not None
+    assert cost.lost == pytest.approx(0.7)  # the median of three
 
 
 def test_nothing_is_chosen_before_a_step_without_a_save_is_known() -> None:

@@ -87,7 +87,8 @@ class SaveCosts:
         """The save under way is committed, so many seconds after its snapshot was begun.
 
         Returns:
-            The cost of the last few saves, by their medians; None while no step without a save is known.
+            The cost of the last few saves, by their medians (of two the less, for the first one starts a process too); None while
+            no step without a save is known.
         """
         beside, self._beside = self._beside, []
         if not self._quiet:
@@ -95,7 +96,7 @@ class SaveCosts:
         step = max(statistics.median(self._quiet), 1e-9)
         self._lost.append(max(0.0, sum(beside) - len(beside) * step))
         self._save.append(seconds)
-        return Cost(step=step, lost=statistics.median(self._lost), save=statistics.median(self._save))
+        return Cost(step=step, lost=statistics.median_low(self._lost), save=statistics.median_low(self._save))
 
 
 class Interval:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +18,7 @@ from trainrun.checkpoint import random_streams
 from trainrun.checkpoint.arena import require_memory_for_snapshots
 from trainrun.checkpoint.digest import gathered, tensors_digest
 from trainrun.checkpoint.interval import Interval, SaveCosts
+from trainrun.checkpoint.partial import LoadedWeights
 from trainrun.checkpoint.parts import Part, to_write, whole
 from trainrun.checkpoint.restore import OPTIMIZER, Restore
 from trainrun.checkpoint.saving import Saver
@@ -27,7 +29,7 @@ from trainrun.checkpoint.write import Values
 from trainrun.config import to_mapping
 from trainrun.data.stream import Stream
 from trainrun.ranks import Ranks
-from trainrun.settings import TrainSettings
+from trainrun.settings import TrainSettings, WeightsSettings
 from trainrun.store import Store, open_store
 from trainrun.strategies.base import Strategy
 
@@ -63,7 +65,8 @@ class TrainState:
     def resume(self) -> int:
         """Load the newest checkpoint that is whole, on all ranks, whatever number of ranks and whichever strategy wrote it.
 
-        A damaged one is told about, loudly, and set aside; then the one before it is taken.
+        A damaged one is told about, loudly, and set aside; then the one before it is taken. Where the run has none, it starts
+        from the weights that ``weights.checkpoint`` names, if it is set.
 
         Returns:
             The step that the run goes on from; 0 when there is no checkpoint.
@@ -73,10 +76,46 @@ class TrainState:
             ConfigError: the checkpoint is of another model, optimizer or dataset.
         """
         self.resumed = True
+        step = self._resume()
+        if step == 0 and self._settings.weights.checkpoint:
+            self._restore.weights(self._settings.weights)
+        return step
+
+    def load(
+        self, url: str, *, select: Sequence[str] = ("*",), rename: Mapping[str, str] | None = None, strict: bool = True
+    ) -> LoadedWeights:
+        """Load weights, and nothing else, from a checkpoint of any run, strategy and world size. Collective.
+
+        Call it after ``run.prepare`` and before the first step; to let the run's own checkpoints count, only where `resume`
+        returned 0. Optimizer, step, data and random streams stay as they are.
+
+        Args:
+            url: a run's folder (``LOCATION/RUN``), of which the newest whole checkpoint is taken, or one of its steps
+                (``LOCATION/RUN/step-000000500``).
+            select: patterns of names of parameters and buffers in the checkpoint, as ``blocks.*``.
+            rename: beginnings of names there, and what stands for them here; of several that fit the longest counts.
+            strict: refuse selected tensors that this model lacks, and, where all are selected, a model that has more.
+                Otherwise they are only told, and returned.
+
+        Returns:
+            What was loaded, and which names are missing or left over.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or none can be read.
+            ConfigError: names or shapes do not fit this model; near names are told.
+        """
+        source = WeightsSettings(checkpoint=url, select=tuple(select), rename=dict(rename or {}), strict=strict)
+        return self._restore.weights(source)
+
+    @property
+    def _restore(self) -> Restore:
+        return Restore(self._run, strategy=self._strategy, optimizer=self._optimizer, data=self._data)
+
+    def _resume(self) -> int:
         if self._store is None or self._saver is None:
             self._ranks.say("No checkpoint location is set: nothing will be saved.")
             return 0
-        step = Restore(self._run, strategy=self._strategy, optimizer=self._optimizer, data=self._data).newest(self._store)
+        step = self._restore.newest(self._store)
         if step is None:
             return 0
         self._saver.saved_step = step
@@ -221,7 +260,8 @@ class TrainState:
         cost = self._costs.committed(saver.last.seconds)
         if cost is not None and self._ranks.first and (said := self._interval.propose(cost)):
             self._ranks.say(said)
-            self._run.event("interval", steps=self._interval.proposed, **{k: round(v, 4) for k, v in vars(cost).items()})
+            measured = {f"{name}_seconds": round(seconds, 4) for name, seconds in vars(cost).items()}
+            self._run.event("interval", steps=self._interval.proposed, **measured)
         if self._ranks.first and saver.seconds and (news := self._promise.measured(saver.seconds, saver.last.bytes)):
             self._ranks.say(news[0])
             self._run.event("last_save", **news[1])
