@@ -22,11 +22,15 @@ demo: $(READY)
 down: $(READY)
 	@$(VENV)/bin/python -m trainlocal down --directory build/local
 
+# WORKERS=2 runs two tests at a time (`tests/conftest.py` says which): those of nodes wait much and compute little.
+WORKERS ?= 0
+PYTEST := $(RUN) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+
 test: $(READY)
-	$(RUN) $(VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PYTEST_ARGS)
 
 test-fast: $(READY)
-	$(RUN) $(VENV)/bin/python -m pytest -m "not slow" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(VENV)/bin/ruff check .

