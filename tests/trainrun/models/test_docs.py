@@ -42,13 +42,13 @@ def test_the_commands_of_the_page_run_as_they_are(tmp_path: Path, corpus: Path) 
     (program,) = [text for kind, text in BLOCKS if kind == "python"]
     (tmp_path / "bigram.py").write_text(program)
     commands = [shlex.split(line) for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
-    assert len(commands) == 8
+    assert len(commands) == 10
     assert {command[0] for command in commands} == {"python"}
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "training"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     arguments = [sys.executable, "-c", ONE_AFTER_ANOTHER, json.dumps([command[1:] for command in commands])]
     done = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.count("done: ") == 8
+    assert done.stdout.count("done: ") == 10
     assert (tmp_path / "models/sums/model.safetensors").exists()
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from trainrun.checkpoint import random_streams, read
 from trainrun.checkpoint.layout import (
@@ -23,6 +24,7 @@ from trainrun.checkpoint.layout import (
     parse_commit,
     step_directory,
 )
+from trainrun.checkpoint.partial import Kinds, LoadedWeights, matched, step_of
 from trainrun.checkpoint.parts import Part, whole
 from trainrun.checkpoint.tensors import Named
 from trainrun.config import ConfigError, from_mapping, to_mapping
@@ -30,7 +32,7 @@ from trainrun.data.stream import Stream
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
 from trainrun.ranks import seed_everything, stream_seed
-from trainrun.settings import ModelSettings, TrainSettings
+from trainrun.settings import ModelSettings, TrainSettings, WeightsSettings
 from trainrun.store import Store, StoreError, StoreKeyMissing
 from trainrun.strategies.base import Strategy
 from trainrun.words import counted
@@ -40,6 +42,11 @@ if TYPE_CHECKING:
 
 OPTIMIZER = "run/optimizer"
 """The name of the value that tells the optimizer's class."""
+
+
+T = TypeVar("T")
+
+SET_BACK = "Set the model back, or start another run by another name."
 
 
 class Restore:
@@ -66,8 +73,8 @@ class Restore:
         steps: list[int] = self._on_first(lambda: committed_steps(store), f"list the checkpoints at {store.url}")
         damaged: list[_Damaged] = []
         for step in reversed(steps):
-            found = self._load(store, step)
-            if found is None:
+            found = self._load(store, step, lambda commit: self._load_commit(store, commit))
+            if not isinstance(found, _Damaged):
                 self._set_aside(store, damaged, resumed_from=step)
                 self._run.event("resumed", damaged=len(damaged), world=self._run.ranks.size)
                 self._say(f"Resumed from step {step} ({store.locate(commit_key(step))}).")
@@ -82,13 +89,54 @@ class Restore:
         self._say(f"No checkpoint at {store.url}: starting at step 0.")
         return None
 
+    def weights(self, source: WeightsSettings) -> LoadedWeights:
+        """Load weights of another run's newest whole checkpoint, or of the one that ``source`` names; nothing else of it.
+
+        Nothing is ever renamed or set aside there: the run is another's.
+
+        Raises:
+            CheckpointError: there is no checkpoint, or none can be read.
+            ConfigError: its tensors are not those of this model.
+        """
+        store, step = step_of(source.checkpoint)
+        steps: list[int] = self._on_first(lambda: committed_steps(store), f"list the checkpoints at {store.url}")
+        if step is not None and step not in steps:
+            raise CheckpointError(f"There is no checkpoint of step {step} at {store.url}. There are: {steps or 'none'}.")
+        problems = []
+        for candidate in [step] if step is not None else reversed(steps):
+            outcome = self._load(store, candidate, lambda commit: self._load_weights(store, commit, source))
+            if not isinstance(outcome, _Damaged):
+                self._say(f"Weights were loaded from {store.locate(step_directory(candidate))}: {outcome.said}.")
+                self._run.event("weights loaded", source=store.url, of_step=candidate)
+                return outcome
+            problems.append(outcome.problem)
+            self._say(f"WARNING: the checkpoint of step {candidate} at {store.url} is damaged: {outcome.problem}.")
+        if not steps:
+            raise CheckpointError(
+                f"There is no checkpoint at {store.url} to take weights from: set weights.checkpoint to the "
+                "folder of a run, LOCATION/RUN, or to one of its steps."
+            )
+        raise CheckpointError(f"No checkpoint at {store.url} could be read for its weights: {problems[0]}.")
+
+    def _load_weights(self, store: Store, commit: Commit, source: WeightsSettings) -> LoadedWeights:
+        parts = self._strategy.model_parts()
+        there = {name: kind for name, kind in read.kinds(commit).items() if name.startswith("model/")}
+        found = matched(self._kinds(parts), {name: _kind(tensor) for name, tensor in there.items()}, source, step=commit.step)
+        if source.strict and tuple(source.select) == ("*",):
+            with _believing("its settings"):
+                self._require_same_bundled_model(commit, "Set the model back, or weights.strict to false.")
+        read.load_into(
+            [replace(part, name=found.sources[part.name]) for part in parts if part.name in found.sources], store, commit
+        )
+        return found
+
     @property
     def _settings(self) -> TrainSettings:
         """The run's, which resolves what is "auto" only when it trains."""
         return self._run.settings
 
-    def _load(self, store: Store, step: int) -> _Damaged | None:
-        """Load one checkpoint on all ranks: None, or the damage that was found."""
+    def _load(self, store: Store, step: int, load: Callable[[Commit], T]) -> T | _Damaged:
+        """``load`` one checkpoint on all ranks: what that returns, or the damage that one of them found."""
         text: str | None = self._on_first(lambda: _text_or_none(store, step), f"read {store.locate(commit_key(step))}")
         if text is None:
             return _Damaged(step, None, f"rank 0: {store.locate(commit_key(step))} is gone")
@@ -101,7 +149,7 @@ class Restore:
             return _Damaged(step, text, f"rank 0: {lacking}")
         mine: dict[str, str] = {}
         try:
-            self._load_commit(store, commit)
+            loaded = load(commit)
         except read.Gone as error:  # rank 0 has seen it: not the checkpoint is damaged, but this rank's view of the store
             mine = {"failure": f"rank {self._ranks.rank} does not see what rank 0 does: {error}"}
         except Damaged as error:
@@ -116,8 +164,7 @@ class Restore:
         if damage:
             return _Damaged(step, text, "; ".join(damage))
         self._strategy.restored()
-        self._run.completed, self._run.tokens_done = commit.step, commit.tokens
-        return None
+        return loaded
 
     def _load_commit(self, store: Store, commit: Commit) -> None:
         """Restore this rank's share, but for what needs the others, who may have found damage."""
@@ -138,6 +185,7 @@ class Restore:
         streams = self._streams(kinds) if alike else {}
         read.load_into([*model_parts, *optimizer_parts, *(whole(n, tensor) for n, tensor in streams.items())], store, commit)
         values = commit.values()
+        self._run.completed, self._run.tokens_done = commit.step, commit.tokens
         with _believing("what it says beside the tensors"):
             self._load_values({name: value for name, value in values.items() if not name.startswith("rng/")}, commit)
             if streams:
@@ -174,21 +222,25 @@ class Restore:
 
     def _require_same_model(self, parts: list[Part], there: Named, step: int) -> None:
         """Raise a ConfigError, on all ranks, that names what differs between this model and the checkpoint's."""
-        mine = {part.name: [str(part.local.dtype).removeprefix("torch."), list(part.shape)] for part in parts}
-        here = {name: kind for kinds in self._ranks.gather(mine) for name, kind in kinds.items()}
+        here = self._kinds(parts)
         problems = []
         if missing := sorted(here.keys() - there.keys()):
             problems.append(f"The checkpoint of step {step} lacks what this model has: {', '.join(missing)}.")
         if unknown := sorted(there.keys() - here.keys()):
             problems.append(f"The checkpoint of step {step} has what this model lacks: {', '.join(unknown)}.")
         for name in sorted(here.keys() & there.keys()):
-            kind = [str(there[name].dtype).removeprefix("torch."), list(there[name].shape)]
+            kind = _kind(there[name])
             if here[name] != kind:
                 problems.append(f"{name} is {kind[0]} {kind[1]} in the checkpoint, {here[name][0]} {here[name][1]} here.")
         if problems:
-            raise ConfigError([*problems, "Set the model back, or start another run by another name."])
+            raise ConfigError([*problems, SET_BACK])
 
-    def _require_same_bundled_model(self, commit: Commit) -> None:
+    def _kinds(self, parts: list[Part]) -> Kinds:
+        """Type and shape of each tensor of which any rank has parts. Collective."""
+        mine = {part.name: [str(part.local.dtype).removeprefix("torch."), list(part.shape)] for part in parts}
+        return {name: kind for kinds in self._ranks.gather(mine) for name, kind in kinds.items()}
+
+    def _require_same_bundled_model(self, commit: Commit, advice: str = SET_BACK) -> None:
         """Raise a ConfigError where the bundled GPT would compute otherwise than it did, with weights of the same shapes."""
         model, recorded = self._strategy.module, commit.settings.get("model")
         if not isinstance(model, GPT) or model.settings != self._settings.model or recorded is None:
@@ -201,7 +253,7 @@ class Restore:
             if before[name] != now[name]
         ]
         if problems:
-            raise ConfigError([*problems, "Set the model back, or start another run by another name."])
+            raise ConfigError([*problems, advice])
 
     def _require_same_optimizer(self, commit: Commit) -> None:
         """Raise a ConfigError where the state of one optimizer would be taken for that of another."""
@@ -240,7 +292,7 @@ class Restore:
             except StoreError as error:
                 self._say(
                     f"WARNING: the damaged checkpoint of step {found.step} could not be set aside ({error}). Training goes on "
-                    f"from step {resumed_from}, but step {found.step} cannot be saved again before {commit_key(found.step)} is gone."
+                    f"from step {resumed_from}. Step {found.step} can be saved again only when its COMMIT is gone."
                 )
             else:
                 self._say(
@@ -288,6 +340,10 @@ def _text_or_none(store: Store, step: int) -> str | None:
         return commit_text(store, step)
     except StoreKeyMissing:
         return None
+
+
+def _kind(tensor: Tensor) -> list[Any]:
+    return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
 
 
 def _beyond_shapes(settings: ModelSettings) -> dict[str, Any]:

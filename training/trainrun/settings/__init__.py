@@ -8,6 +8,7 @@ from trainrun.settings.optimizer import OptimizerSettings
 from trainrun.settings.profile import ProfileSettings
 from trainrun.settings.sharding import ShardingSettings
 from trainrun.settings.train import TrainSettings
+from trainrun.settings.weights import WeightsSettings
 
 __all__ = [
     "CheckpointSettings",
@@ -17,4 +18,5 @@ __all__ = [
     "ProfileSettings",
     "ShardingSettings",
     "TrainSettings",
+    "WeightsSettings",
 ]

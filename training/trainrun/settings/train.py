@@ -14,6 +14,7 @@ from trainrun.settings.model import ModelSettings
 from trainrun.settings.optimizer import OptimizerSettings
 from trainrun.settings.profile import ProfileSettings
 from trainrun.settings.sharding import ShardingSettings
+from trainrun.settings.weights import WeightsSettings
 
 Strategy = Literal["auto", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 Precision = Literal["fp32", "bf16", "fp16", "fp8"]
@@ -69,6 +70,7 @@ class TrainSettings:
     words becomes the settings here; the rest (bucket sizes and the like) is handed to DeepSpeed. See docs/deepspeed.md."""
     sharding: ShardingSettings = field(default_factory=ShardingSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
+    weights: WeightsSettings = field(default_factory=WeightsSettings)
     finetune: FineTuneSettings = field(default_factory=FineTuneSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
