@@ -63,6 +63,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=1, help="processes (default: 1)")
     parser.add_argument("--phase", choices=PHASES, action="append", help="default: all of them")
     parser.add_argument("--few", action="store_true", help="only trainrun and the peers that lose least")
+    parser.add_argument("--verbose", action="store_true", help="show what the workers say, such as each save's numbers")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -89,9 +90,11 @@ def run_workers(phase: str, options: argparse.Namespace, endpoint: str, folder: 
     paths = [str(PEERS), str(ROOT / "training")]
     own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "TRAINRUN_STATE": str(folder / "state")}
     began = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, env={**environment(endpoint), **own}, timeout=600)
-    if done.returncode:
-        sys.exit(f"The measurement ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-6000:]}")
+    with (folder / "log").open("w+") as log:
+        told = None if options.verbose else log
+        done = subprocess.run(command, stdout=told, stderr=told, env={**environment(endpoint), **own})
+        if done.returncode:
+            sys.exit(f"The measurement ended with {done.returncode}:\n{(folder / 'log').read_text()[-6000:]}")
     print(f"{phase}: measured in {time.monotonic() - began:.0f} s", file=sys.stderr)
 
 
@@ -168,6 +171,7 @@ def rounds_of_steps(trainer: Trainer, saves: Mapping[str, Save], rounds: int) ->
             steps.append(step_without(trainer))
             row["lost"] = row["wall"] - row["steps"] * statistics.mean(steps[-2:])
             results[name].append(row)
+            print(f"{name:<34}" + "".join(f"{column:>8} {value:<8.3f}" for column, value in row.items()), flush=True)
     return {"step": statistics.median(steps), "saves": results}
 
 
@@ -233,16 +237,19 @@ def measure_restore(trainer: Trainer, location: str, options: argparse.Namespace
 
 
 def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int, before: Callable[[], object]) -> Results:
-    """The seconds of each call, round by round; ``before`` is called before each. The first round does not count."""
+    """The seconds of each call, round by round, and those of the CPU that this process spent on it; ``before`` comes before each.
+
+    The first round does not count.
+    """
     results: Results = {name: [] for name in calls}
     source = random.Random(0)
     for number in range(rounds + 1):
         for name in source.sample(list(calls), len(calls)):
             before()
-            began = time.perf_counter()
+            began, cpu = time.perf_counter(), time.process_time()
             calls[name]()
             if number:
-                results[name].append({"wall": time.perf_counter() - began})
+                results[name].append({"wall": time.perf_counter() - began, "cpu": time.process_time() - cpu})
     return results
 
 

@@ -69,12 +69,12 @@ def goals_of_steps(kind: str, saves: Results, copy: float) -> Iterable[str]:
 
 
 def print_walls(phase: str, result: Results, *, most: float) -> Iterable[str]:
-    """Seconds of each; trainrun's against the least of the others."""
+    """Seconds of each, and those of the CPU in this process alone; trainrun's against the least of the others."""
     walls = {name: median(rows, "wall") for name, rows in result.items()}
-    print(f"\n{phase:<34}{'s':>10}{'least':>10}{'most':>10}")
+    print(f"\n{phase:<34}{'s':>10}{'least':>10}{'most':>10}{'CPU s':>10}")
     for name, rows in result.items():
         seconds = [row["wall"] for row in rows]
-        print(f"{name:<34}{walls[name]:>10.2f}{min(seconds):>10.2f}{max(seconds):>10.2f}")
+        print(f"{name:<34}{walls[name]:>10.2f}{min(seconds):>10.2f}{max(seconds):>10.2f}{median(rows, 'cpu'):>10.2f}")
     own = next(walls.pop(name) for name in list(walls) if name.startswith(TRAINRUN))
     best = min(walls, key=walls.__getitem__)
     yield goal(f"{phase}: {own:.2f} s, {own / walls[best]:.2f} of {best}", own, most * walls[best], f"{most}")

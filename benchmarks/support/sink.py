@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -130,7 +130,7 @@ class Sink:
 
     def _serve_connection(self, connection: socket.socket) -> None:
         received = b""
-        with connection:
+        with connection, suppress(ConnectionError):  # clients end as they like
             while True:
                 while b"\r\n\r\n" not in received:
                     more = connection.recv(65536)
