@@ -28,7 +28,7 @@ from trainrun.strategies.zero_parts import Stretch
 from trainrun.words import counted
 
 LEFT_OUT = (
-    "Random streams and the position in the data are not carried over: DeepSpeed keeps neither in a form of its own.",
+    "Random streams, the position in the data and a loss scale are not carried over.",
     "The state of the learning rate's schedule is not carried over: here it is a function of the step.",
 )
 
