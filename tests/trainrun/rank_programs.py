@@ -262,6 +262,13 @@ def stops(out: Path, **keywords: Any) -> dict[str, Any]:
     return cases.run_rank(out, **keywords)
 
 
+def many(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Many saves (see checkpoint/many.py)."""
+    import many
+
+    return many.run_rank(out, **keywords)
+
+
 def whole(parameter: Tensor) -> Tensor:
     """All of a parameter, on every rank."""
     parameter = parameter.detach()
@@ -303,6 +310,7 @@ PROGRAMS = {
     "reshard": reshard,
     "bitwise": bitwise,
     "troubled": troubled,
+    "many": many,
     "saves": saves,
     "save_as_others_do": save_as_others_do,
     "chosen": chosen,
