@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 from trainrun.checkpoint import convert as conversion
 from trainrun.checkpoint.convert import Choice, convert, open_foreign, parse_rename
+from trainrun.checkpoint.digest import tensors_digest
 from trainrun.checkpoint.layout import committed_steps
 from trainrun.checkpoint.pickles import load_torch_file
 from trainrun.checkpoint.read import read_tensors, verify
@@ -110,6 +111,23 @@ def test_a_run_goes_on_from_a_converted_checkpoint(
     moments = optimizer.state[gpt.embedding.weight]["exp_avg"]
     assert int(optimizer.state[gpt.embedding.weight]["step"]) == foreign.STEPS + 1
     assert not torch.equal(moments, found["optimizer/embedding.weight/exp_avg"])
+
+
+def test_sharded_runs_go_on_from_what_others_sharded_otherwise(
+    saved: Path, ranks: Any, tiny: list[str], dataset: str, tmp_path: Path
+) -> None:
+    """What three ranks wrote with ZeRO 3 and FSDP2, two go on from."""
+    stages, expected = {}, {}
+    for name in ("zero3", "dcp"):
+        _, found, _ = converted(saved / name, tmp_path / name / "run")
+        arguments = [*tiny, "--strategy=fsdp2", f"--data={dataset}", f"--checkpoint.location={tmp_path / name}", "--steps=100"]
+        stages[name] = {"arguments": arguments}
+        expected[name] = tensors_digest(sorted(found.items()))
+    outcomes = ranks("reshard", world=2, stages=stages)
+    assert [outcome.code for outcome in outcomes] == [0, 0], outcomes[0].log
+    for name, result in outcomes[0].result.items():
+        assert result["resumed"] == foreign.STEPS, result
+        assert result["digest"] == expected[name], name
 
 
 def test_steps_that_an_optimizer_counts_in_its_groups_are_found() -> None:
