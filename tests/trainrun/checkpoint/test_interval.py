@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrun.checkpoint.interval import FIRST_STEPS, Cost, Interval, SaveCosts, best_steps, failure_seconds
+from trainrun.models.gpt import GPT
+from trainrun.optimizer import bundled
+from trainrun.run import Run
 from trainrun.settings import CheckpointSettings
 
 SECONDS = st.floats(1e-3, 1e4)
@@ -84,15 +91,15 @@ def test_nothing_is_chosen_before_a_step_without_a_save_is_known() -> None:
 
 def test_a_number_of_steps_saves_its_multiples() -> None:
     interval = Interval(CheckpointSettings(every_steps=3), nodes=1)
-    assert [step for step in range(1, 11) if interval.due(step)] == [3, 6, 9]
+    assert [step for step in range(1, 11) if interval.due(step, under_way=False)] == [3, 6, 9]
     assert interval.propose(Cost(step=1.0, lost=1.0, save=1.0)) is None
 
 
 def test_auto_saves_early_and_then_as_rank_0_proposes_once_all_have_heard_it() -> None:
     first, other = (Interval(AUTO, nodes=2) for _ in range(2))
     for interval in (first, other):
-        interval.begin(100)  # a restart
-        assert next(step for step in range(101, 115) if interval.due(step)) == 100 + FIRST_STEPS
+        interval.go_on_from(100)
+        assert next(step for step in range(101, 115) if interval.due(step, under_way=False)) == 100 + FIRST_STEPS
         interval.begin(100 + FIRST_STEPS)
     said = first.propose(Cost(step=10.0, lost=2.0, save=30.0))
     expected = round(math.sqrt(2 * 2.0 * 43200) / 10)
@@ -101,13 +108,15 @@ def test_auto_saves_early_and_then_as_rank_0_proposes_once_all_have_heard_it() -
         "Saving every 42 steps (7 min): a save costs 2 s of training and is done after 30 s, and with 1 failures per node and "
         "day (checkpoint.failures_per_node_day) 2 nodes fail every 12 h."
     )
-    assert first.due(120), "a proposal is not yet agreed on"
+    assert not first.due(209, under_way=False), "a proposal is not yet agreed on"
+    assert first.due(210, under_way=False)
     for interval in (first, other):
         interval.adopt(first.proposed)
-        assert not interval.due(151)
-        assert interval.due(152)
+        assert not interval.due(151, under_way=False)
+        assert interval.due(152, under_way=False)
+        assert not interval.due(152, under_way=True)
     other.adopt(0)
-    assert other.due(152)
+    assert other.due(152, under_way=False)
 
 
 def test_the_interval_moves_only_noticeably() -> None:
@@ -120,3 +129,37 @@ def test_the_interval_moves_only_noticeably() -> None:
     assert said is not None
     assert f"Saving every {interval.proposed} steps (14 min) instead of {before}: " in said
     assert interval.proposed == pytest.approx(2 * before, abs=1)
+
+
+def test_a_run_measures_its_saves_and_adopts_what_they_cost(
+    alone: Callable[..., Run], dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One rank; that ranks adopt the same at the same step is shown above."""
+    often = "--checkpoint.failures_per_node_day=1440"  # every minute, so that the interval is of some seconds at most
+    run = alone(f"--data={dataset}", "--steps=10000", f"--checkpoint.location={tmp_path}", "--checkpoint.every_steps=auto", often)
+    data = run.tokens()
+    gpt = GPT(run.settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
+    model, optimizer = run.prepare(gpt, bundled(gpt, run.settings.optimizer))
+    state = run.state(model=model, optimizer=optimizer, data=data)
+    state.resume()
+    begun: list[int] = []
+    for step in run.steps():
+        for batch in data.micro_batches():
+            run.backward(model.loss(batch))
+        run.step(optimizer)
+        if state.save() and step not in begun:
+            begun.append(step)
+        if len(begun) == 2:
+            state.wait()
+            state.close()
+            break
+    said = capsys.readouterr().err
+    chosen = re.search(r"Saving every (\d+) steps? \(", said)
+    assert chosen is not None, said
+    assert begun[0] == FIRST_STEPS
+    assert begun[1] >= FIRST_STEPS + int(chosen[1])
+    events = [json.loads(line) for path in (tmp_path / "state/metrics").iterdir() for line in path.open()]
+    interval = next(event for event in events if event.get("event") == "interval")
+    assert interval["steps"] == int(chosen[1])
+    assert interval["steps"] * interval["step_seconds"] >= 0.9 * interval["save_seconds"]
+    assert {event["event"] for event in events if "event" in event} >= {"committed", "last_save"}

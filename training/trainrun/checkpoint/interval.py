@@ -22,6 +22,9 @@ FIRST_STEPS = 10
 """With "auto", the first save comes so many steps after a start, for there has to be one to measure. It shows early that saves
 work, and a restart that has just cost something is not lost again."""
 
+SECOND_STEPS = 100
+"""The same between the first save and the second, if nothing is measured by then: the first has failed, or is not done."""
+
 NOTICEABLE = 1.25
 """The interval moves when the best one is so many times as long, or as short: measurements are never twice the same."""
 
@@ -105,23 +108,34 @@ class Interval:
     def __init__(self, settings: CheckpointSettings, *, nodes: int) -> None:
         self._settings, self._nodes = settings, nodes
         self._last = 0
-        self._adopted = FIRST_STEPS
+        self._adopted, self._steps = 0, FIRST_STEPS
         self.proposed = 0
         """What rank 0 proposes; 0 while nothing is measured."""
 
-    def begin(self, step: int) -> None:
-        """``step`` was saved just now, or is where this process goes on from."""
+    def go_on_from(self, step: int) -> None:
+        """``step`` is where this process begins."""
         self._last = step
 
-    def due(self, step: int) -> bool:
-        """Whether ``step`` is to be saved; the same on all ranks."""
+    def begin(self, step: int) -> None:
+        """``step`` is saved."""
+        self._last = step
+        self._steps = self._adopted or SECOND_STEPS
+
+    def due(self, step: int, *, under_way: bool) -> bool:
+        """Whether ``step`` is to be saved; the same on all ranks.
+
+        Args:
+            step: the present one.
+            under_way: whether a save is. "auto" never has training wait for it, and begins the next when it is done.
+        """
         if self._settings.every_steps != "auto":
             return step % self._settings.every_steps == 0
-        return step - self._last >= self._adopted
+        return not under_way and step - self._last >= self._steps
 
     def adopt(self, steps: int) -> None:
         """What rank 0 proposed, as all ranks have heard it by this step; 0 is none."""
-        self._adopted = steps or self._adopted
+        if steps:
+            self._adopted = self._steps = steps
 
     def propose(self, cost: Cost) -> str | None:
         """Look at what was measured: what to tell people when the interval is chosen or moves, None otherwise."""

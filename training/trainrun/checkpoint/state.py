@@ -119,7 +119,7 @@ class TrainState:
         if step is None:
             return 0
         self._saver.saved_step = step
-        self._interval.begin(step)
+        self._interval.go_on_from(step)
         return step
 
     def model_digest(self) -> str:
@@ -153,7 +153,7 @@ class TrainState:
         """
         step = self._run.completed
         now = now or step == self._settings.steps  # after which there is nothing that could go on beside it
-        if self._saver is None or not (now or self._interval.due(step)):
+        if self._saver is None or not (now or self._interval.due(step, under_way=self._saver.step is not None)):
             return False
         if step not in (self._saver.saved_step, self._saver.step):
             self._begin(self._saver, metric)
