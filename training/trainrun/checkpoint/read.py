@@ -129,6 +129,8 @@ def newest_good(store: Store, use: Callable[[Commit], T], *, warn: Callable[[str
     for step in reversed(steps):
         try:
             commit = read_commit(store, step)
+            if problem := lacking(store, commit):
+                raise Damaged(problem)
             return commit, use(commit)
         except (Damaged, StoreKeyMissing) as error:
             warn(f"The checkpoint of step {step} is damaged: {error}. Taking the one before it.")

@@ -151,7 +151,7 @@ class Restore:
         try:
             loaded = load(commit)
         except read.Gone as error:  # rank 0 has seen it: not the checkpoint is damaged, but this rank's view of the store
-            mine = {"failure": f"rank {self._ranks.rank} does not see what rank 0 does: {error}"}
+            mine = {"failure": f"rank {self._ranks.rank} does not find what is in the listing: {error}"}
         except Damaged as error:
             mine = {"damage": f"rank {self._ranks.rank}: {error}"}
         except StoreError as error:
