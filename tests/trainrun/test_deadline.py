@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trainrun.deadline import EXIT_SECONDS, LastSave, last_save, seconds_in, seconds_of, urgency
+from trainrun.stop import StopFlag
 
 
 @pytest.mark.parametrize(
@@ -53,3 +59,29 @@ def test_a_save_under_way_is_finished_first() -> None:
 @given(left=st.floats(0, EXIT_SECONDS), seconds=st.none() | st.floats(0, 1e4), under_way=st.none() | st.floats(0, 1e4))
 def test_without_time_nothing_is_begun(left: float, seconds: float | None, under_way: float | None) -> None:
     assert last_save(left=left, seconds=seconds, under_way=under_way) == LastSave(finish=False, save=False)
+
+
+def test_the_request_that_leaves_the_least_time_counts(tmp_path: Path) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        flag = StopFlag(tmp_path, stop_seconds=30.0)
+        assert flag.urgency() == 0
+        flag.hear(0)
+        assert flag.deadline is None
+        (tmp_path / "stop").mkdir()  # cannot be read, but it is there
+        assert seconds_of(flag.urgency()) == pytest.approx(30.0, abs=1)
+        (tmp_path / "stop").rmdir()
+        (tmp_path / "stop").write_text("60 seconds left; by hand")
+        assert seconds_of(flag.urgency()) == pytest.approx(60.0, abs=1)
+        os.utime(tmp_path / "stop", (1.0, 1.0))  # older than this process, which begins to count when it begins
+        assert seconds_of(flag.urgency()) == pytest.approx(60.0, abs=1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        told = flag.urgency()
+        assert seconds_of(told) == pytest.approx(30.0, abs=1)
+        flag.hear(told)
+        first = flag.deadline
+        assert first == pytest.approx(time.monotonic() + 30.0, abs=1)
+        flag.hear(urgency(1000.0))
+        assert flag.deadline == first, "nobody gives time back"
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -52,7 +52,7 @@ class StopFlag:
         """Until this rank is killed, as far as it knows by itself."""
         left = [] if self._signalled is None else [self._signalled + self._stop_seconds - time.monotonic()]
         if self._file is not None:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # there is none, or none that can be read: that alone asks, too
                 age = time.time() - max(self._file.stat().st_mtime, self._started)
                 given = seconds_in(self._file.read_text(errors="replace"), otherwise=self._stop_seconds)
                 left.append(given - max(0.0, age))
