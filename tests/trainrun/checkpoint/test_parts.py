@@ -222,6 +222,12 @@ def test_one_large_tensor_is_shared_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     assert cover([part.box for share in shares for part in share], (40, 100))
 
 
+def test_small_pieces_lie_together_so_that_a_few_requests_read_them() -> None:
+    parts = [whole(f"{n}/{key}", torch.zeros(size)) for n in range(3) for key, size in (("moment", 100_000), ("step", 1))]
+    names = [part.name for part in to_write(parts)]
+    assert names == ["0/step", "1/step", "2/step", "0/moment", "1/moment", "2/moment"]
+
+
 # DTensors
 
 

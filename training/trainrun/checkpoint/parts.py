@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LARGEST_PIECE = 32 * 1024**2
 """Bytes above which a part is written in pieces: a reader that needs some of a tensor reads, and checks, little more."""
 
+SMALL = 256 * 1024
+"""Bytes below which pieces (norms, step counters) lie together at the front of a shard, to be read in a few requests."""
+
 Box = tuple[tuple[int, int], ...]
 """Start and stop in each dimension of a whole tensor."""
 
@@ -76,7 +79,7 @@ def to_write(parts: Iterable[Part]) -> list[Part]:
         load[writer] += piece.local.nbytes
         if writer == piece.copy:
             mine.append(piece)
-    return sorted(mine, key=lambda piece: (piece.name, piece.start))
+    return sorted(mine, key=lambda piece: (piece.local.nbytes >= SMALL, piece.name, piece.start))
 
 
 def _pieces(part: Part) -> Iterator[Part]:

@@ -1,7 +1,8 @@
 """From a commit to tensors: what is read is checked, slice by slice, by its length and its digest.
 
 Slices go straight from the store into the memory of the tensor where they lie there in one piece, in main memory; no copy
-is made of them. All others go through a buffer, as do small ones, of which neighbours are read together. Whatever the size
+is made of them. All others go through a buffer, as do small ones, which are read with their neighbours: a request costs more
+than a copy. Whatever the size
 of the model, the buffer has at most `AT_ONCE` bytes, or those of the largest slice (our own have 32 MiB at most).
 """
 
@@ -15,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, committed_steps, read_commit, step_directory
-from trainrun.checkpoint.parts import Part, intersection, whole, within
+from trainrun.checkpoint.parts import SMALL, Part, intersection, whole, within
 from trainrun.checkpoint.tensors import DTYPES, Named
 from trainrun.errors import CheckpointError
 from trainrun.store import Range, Store, StoreKeyMissing, StoreObjectShort
@@ -25,9 +26,6 @@ AT_ONCE = 256 * 1024**2
 
 TOGETHER = 8 * 1024**2
 """Most bytes of neighbouring slices that are read as one range."""
-
-SMALL = 256 * 1024
-"""Bytes below which a slice is rather read with its neighbours than into its place: a request costs more than a copy."""
 
 GAP = 4096
 """Unwanted bytes between two wanted slices that are read with them rather than asked for around."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,9 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, commit_key, contradiction, shard_key
+from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, commit_key, contradiction, parse_shard, shard_key
 from trainrun.checkpoint.parts import Box, Part
-from trainrun.config import ConfigError, from_mapping
 from trainrun.parallel import in_threads
 from trainrun.store import READ_THREADS, Progress, Store, StoreError, check_deadline
 
@@ -159,8 +157,8 @@ def _description_key(key: str) -> str:
 
 def _read_description(store: Store, key: str) -> Shard:
     try:
-        return from_mapping(Shard, json.loads(store.get(key)), source=key)
-    except (ConfigError, Damaged, ValueError, RecursionError) as error:
+        return parse_shard(store.get(key).decode(errors="replace"), key)
+    except Damaged as error:
         raise StoreError(f"{store.locate(key)} is not what was written: {error}") from None
 
 
