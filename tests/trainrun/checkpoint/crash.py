@@ -67,7 +67,7 @@ class RankWriter:
         self._arena.bytes[: tensor.nbytes] = tensor.view(torch.uint8)
         self._ask({"do": "plan", "size": plan.size, "slots": plan.slots}, self._arena.descriptor)
         request = {"do": "save", "location": url, "step": step, "attempt": attempt, "rank": self.rank, "values": {}}
-        self._ask({**request, "seconds": LONGEST})
+        self._ask({**request, "seconds": LONGEST, "begun": time.time()})
         self.hear("saved")
 
     def commit(self, url: str, step: int, attempt: str) -> None:

@@ -37,8 +37,8 @@ def _children() -> list[str]:
 
 
 def _held(pid: str) -> dict[str, int]:
-    """Bytes that only this process has, its part of what it shares, and open files."""
+    """Bytes that only this process has, its part of shared memory (the arena), and open files."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
     kilobytes = {name: int(value.split()[0]) for name, value in lines.items()}
     own = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
-    return {"own": own * 1024, "shared": (kilobytes["Pss"] - own) * 1024, "files": len(list(Path(f"/proc/{pid}/fd").iterdir()))}
+    return {"own": own * 1024, "shared": kilobytes["Pss_Shmem"] * 1024, "files": len(list(Path(f"/proc/{pid}/fd").iterdir()))}
