@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.models.gpt import GPT
 from trainrun.optimizer import adamw
+from trainrun.ranks import leave
 from trainrun.run import Run
 from trainrun.store import Store, open_store
 
@@ -36,6 +37,13 @@ def trained(base: Path, alone: Start, dataset: str) -> Store:
         run = alone("--run=base", f"--data={dataset}", "--steps=2", "--checkpoint.every_steps=1", f"--checkpoint.location={base}")
         train(run)
     return store
+
+
+@pytest.fixture(autouse=True)
+def no_group_is_left() -> Iterator[None]:
+    """fsdp2 and DeepSpeed make a process group of one."""
+    yield
+    leave()
 
 
 def fresh(alone: Start, dataset: str, *more: str) -> tuple[TrainState, GPT, Run]:
