@@ -15,20 +15,26 @@ class Agreement:
 
     def __init__(self, ranks: Ranks) -> None:
         self._control = ranks.control
-        self._numbers: torch.Tensor | None = None
-        self._work: dist.Work | None = None
+        self._alone: list[int] = []
+        self._asked: tuple[torch.Tensor, dist.Work] | None = None
 
     def ask(self, numbers: Sequence[int]) -> None:
         """Start to tell the others; as many numbers on each rank. `answer` hears of it."""
-        self._numbers = torch.tensor(numbers)
-        if self._control is not None:
-            self._work = dist.all_reduce(self._numbers, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        if self._control is None:
+            self._alone = list(numbers)
+            return
+        tensor = torch.tensor(numbers)
+        work = dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._control, async_op=True)
+        assert work is not None
+        self._asked = (tensor, work)
 
     def answer(self) -> list[int]:
         """The largest of each number as of the last `ask`, the same on all ranks; empty when nothing was asked since."""
-        numbers, work = self._numbers, self._work
-        self._numbers = self._work = None
-        if work is not None:
-            work.wait()
-        found: list[int] = [] if numbers is None else numbers.tolist()
+        asked, alone = self._asked, self._alone
+        self._asked, self._alone = None, []
+        if asked is None:
+            return alone
+        tensor, work = asked
+        work.wait()
+        found: list[int] = tensor.tolist()
         return found
