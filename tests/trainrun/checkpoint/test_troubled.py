@@ -58,6 +58,7 @@ READ_PASSING: dict[str, Any] = {
     "drop": {"kind": "drop", "times": 1},
     "busy": {"kind": "answer", "times": 2},
     "cut off": {"kind": "truncate", "after": 100, "times": 2},
+    "corrupt": {"kind": "corrupt answer", "after": 10, "times": 1},
 }
 READ = {
     **{f"{name}, one": [{"pattern": READ_ONE, **fault}] for name, fault in READ_PASSING.items()},
