@@ -143,12 +143,11 @@ def measure_steps(trainer: Trainer, location: str, options: argparse.Namespace) 
     copies = [torch.zeros_like(tensor) for tensor in trainer.tensors]
     result = {
         "bytes": sum(copy.nbytes for copy in copies),
-        "copy": statistics.median(plain_copy(trainer, copies) for _ in range(7)),
-        "long": rounds_of_steps(trainer, saves, options.rounds),
+        "long": rounds_of_steps(trainer, saves, copies, options.rounds),
     }
     if options.ranks == 1:  # with several, ddp wants the gradients that short steps have not
         trainer.gpt.short = True
-        result["short"] = rounds_of_steps(trainer, {name: saves[name] for name in FEW if name in saves}, options.rounds)
+        result["short"] = rounds_of_steps(trainer, {name: saves[name] for name in FEW if name in saves}, copies, options.rounds)
     return result
 
 
@@ -160,14 +159,16 @@ def plain_copy(trainer: Trainer, copies: list[Tensor]) -> float:
     return time.perf_counter() - began
 
 
-def rounds_of_steps(trainer: Trainer, saves: Mapping[str, Save], rounds: int) -> dict[str, Any]:
-    """The seconds of a step without a save, and what each save cost, round by round."""
+def rounds_of_steps(trainer: Trainer, saves: Mapping[str, Save], copies: list[Tensor], rounds: int) -> dict[str, Any]:
+    """The seconds of a step without a save, and what each save cost, beside a plain copy just before it, round by round."""
     results: Results = {name: [] for name in saves}
     source = random.Random(0)  # the same order on all ranks
     steps = [step_without(trainer)]
     for _ in range(rounds):
         for name in source.sample(list(saves), len(saves)):
+            copy = plain_copy(trainer, copies)
             row = save_once(trainer, saves[name])
+            row["copy"] = copy
             steps.append(step_without(trainer))
             row["lost"] = row["wall"] - row["steps"] * statistics.mean(steps[-2:])
             results[name].append(row)
