@@ -13,8 +13,9 @@ import pytest
 import torch
 from bundled_loop import train
 
+from trainrun.checkpoint.damage import find_damage
 from trainrun.checkpoint.layout import Damaged, commit_key, committed_steps, parse_commit, read_commit
-from trainrun.checkpoint.read import newest_good, verify
+from trainrun.checkpoint.read import newest_good
 from trainrun.checkpoint.tensors import model_tensors
 from trainrun.checkpoint.write import write_commit
 from trainrun.config import ConfigError
@@ -71,8 +72,7 @@ def test_ckpt_04_a_damaged_shard_is_told_and_the_checkpoint_before_is_taken(
     damage: Callable[[Path], None],
 ) -> None:
     damage(newest_shard(store))
-    with pytest.raises(Damaged):
-        verify(store, read_commit(store, 3))
+    assert find_damage(store, read_commit(store, 3))
     run, _ = run_to(alone, dataset, tmp_path, 4)
     told = capsys.readouterr().err
     assert "WARNING: the checkpoint of step 3 is damaged: rank 0" in told
@@ -80,7 +80,7 @@ def test_ckpt_04_a_damaged_shard_is_told_and_the_checkpoint_before_is_taken(
     assert run.completed == 4
     # Step 3 was trained again and committed again; the damaged one was set aside.
     assert committed_steps(store) == [2, 3, 4]
-    verify(store, read_commit(store, 3))
+    assert not find_damage(store, read_commit(store, 3))
     assert any("step-000000003/DAMAGED-" in item.key for item in store.list())
 
 
@@ -103,7 +103,7 @@ def test_ckpt_04_no_silent_start_over_damaged_checkpoints(store: Store, alone: S
     with pytest.raises(CheckpointError, match=r"None of the 3 checkpoints .* can be read"):
         run_to(alone, dataset, tmp_path, 4)
     with pytest.raises(CheckpointError, match="damaged"):
-        newest_good(store, lambda commit: verify(store, commit), warn=lambda text: None)
+        newest_good(store, lambda commit: None, warn=lambda text: None)
     assert committed_steps(store) == [1, 2, 3]
 
 
@@ -214,10 +214,10 @@ def test_a_commit_that_is_rubbish_is_no_commit_of_ours(store: Store) -> None:
 
 
 def test_a_commit_of_a_newer_trainrun_says_so(store: Store) -> None:
-    document = {**json.loads(store.get(commit_key(3))), "schema": 3, "novelty": True}
+    document = {**json.loads(store.get(commit_key(3))), "schema": 4, "novelty": True}
     with pytest.raises(Damaged, match="is not what was written"):  # a flipped bit makes no new version
         parse_commit(json.dumps(document), 3)
-    with pytest.raises(CheckpointError, match="has schema 3, this trainrun reads 2"):
+    with pytest.raises(CheckpointError, match="has schema 4, this trainrun reads 3"):
         parse_commit(sealed(document), 3)
 
 

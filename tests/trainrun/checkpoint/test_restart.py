@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import numpy as np
 import pytest
 
 from trainrun.__main__ import main
+from trainrun.checkpoint.damage import find_damage
 from trainrun.checkpoint.digest import model_digest
 from trainrun.checkpoint.layout import committed_steps, read_commit, shard_key
-from trainrun.checkpoint.read import kinds, newest_good, verify
+from trainrun.checkpoint.read import kinds, newest_good
 from trainrun.evaluation import restore_gpt
 from trainrun.store import open_store
 
@@ -94,7 +96,8 @@ def test_ckpt_01_killed_after_any_put_the_checkpoint_before_is_whole(
     expected = min(kill_after_put // 3, 3)
     assert committed_steps(store) == [2, 4, 6][:expected]
     if expected:
-        commit, _ = newest_good(store, lambda commit: verify(store, commit), warn=pytest.fail)
+        commit, damage = newest_good(store, lambda commit: find_damage(store, commit), warn=pytest.fail)
+        assert not damage
         assert commit.step == 2 * expected
     resumed = ranks("train", arguments=arguments)[0]
     assert resumed.code == 0, resumed.log
@@ -145,8 +148,8 @@ def test_a_sharded_checkpoint_is_used_as_any_other_and_a_damaged_slice_takes_all
     assert finished["model_sha256"] == model_digest(gpt)  # of shards in memory, and of the whole model
     for name, parameter in gpt.named_parameters():
         np.testing.assert_array_equal(first[0].parameters()[name], parameter.detach(), err_msg=name)
-    assert main(["checkpoint", "verify", store.url]) == 0
-    assert capsys.readouterr().out.count("2 ranks  verified") == 3
+    assert main(["checkpoint", "verify", store.url, "--all"]) == 0
+    assert capsys.readouterr().out.count("  verified, ") == 3
     assert main(["generate", "--checkpoint", store.url, "--bytes=5", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model_sha256"] == finished["model_sha256"]
 
@@ -158,7 +161,7 @@ def test_a_sharded_checkpoint_is_used_as_any_other_and_a_damaged_slice_takes_all
     again = ranks("train", world=2, arguments=arguments)
     assert [outcome.result["resumed"] for outcome in again] == [4, 4]
     assert "step 6 is damaged: rank 1: " in again[0].log
-    assert "the bytes of model/embedding.weight are not those that were written" in again[0].log
+    assert re.search(r"bytes of model/embedding.weight .*are not those that were written", again[0].log)
     assert "rank 0: " not in again[0].log  # which reads its own slices only
     assert [outcome.result["final"] for outcome in again] == [outcome.result["final"] for outcome in first]
     assert committed_steps(store) == [2, 4, 6]

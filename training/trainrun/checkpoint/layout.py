@@ -30,7 +30,7 @@ from trainrun.config import ConfigError, from_mapping
 from trainrun.errors import CheckpointError
 from trainrun.store import Store
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 COMMIT = "COMMIT.json"
 
 ITEM_SIZES = {
@@ -85,6 +85,7 @@ class Shard:
     """Relative to the run's folder."""
     length: int
     sha256: str
+    """`digest_of` the slices: the bytes are hashed once, by the slice that a reader checks them by."""
     tensors: dict[str, tuple[Entry, ...]]
     """The slices that it has of each tensor."""
     values: dict[str, Any] = field(default_factory=dict)
@@ -138,6 +139,12 @@ class Commit:
         """The document with its digest, keys sorted."""
         content = {**_fields(self), "shards": [shard.fields() for shard in self.shards]}
         return _json({**content, "sha256": _digest(content)}) + "\n"
+
+
+def digest_of(entries: Iterable[Entry]) -> str:
+    """One digest for all slices of a shard: sha256 over theirs, in the order in which they lie."""
+    ordered = sorted(entries, key=lambda entry: (entry.offset, entry.length))
+    return hashlib.sha256("".join(entry.sha256 for entry in ordered).encode()).hexdigest()
 
 
 def step_directory(step: int) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from trainrun.checkpoint.layout import Entry, Shard, shard_key
 from trainrun.checkpoint.parts import Part
-from trainrun.checkpoint.write import ALIGNMENT
+from trainrun.checkpoint.write import ALIGNMENT, shard_of
 from trainrun.store import Store
 
 
@@ -63,8 +63,7 @@ class ShardWriter:
         data = self._block[: self._size].numpy().data
         key = shard_key(self._step, self._attempt, len(self.shards))
         self._target.put(key, data)
-        digest = hashlib.sha256(data).hexdigest()
-        self.shards.append(Shard(key=key, length=self._size, sha256=digest, tensors=self._tensors))
+        self.shards.append(shard_of(key, self._size, self._tensors, {}))
         self._size, self._tensors = 0, {}
 
     def remove(self) -> None:

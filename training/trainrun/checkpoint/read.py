@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from trainrun.checkpoint.layout import Commit, Damaged, Entry, Shard, committed_steps, read_commit, step_directory
+from trainrun.checkpoint.layout import Commit, Damaged, Entry, committed_steps, read_commit, step_directory
 from trainrun.checkpoint.parts import SMALL, Part, intersection, whole, within
 from trainrun.checkpoint.tensors import DTYPES, Named
 from trainrun.errors import CheckpointError
@@ -98,21 +98,6 @@ def read_tensors(store: Store, commit: Commit, select: Callable[[str], bool]) ->
     tensors = {name: torch.empty_like(kind, device="cpu") for name, kind in kinds(commit).items() if select(name)}
     load_into([whole(name, tensor) for name, tensor in tensors.items()], store, commit)
     return tensors
-
-
-def verify(store: Store, commit: Commit) -> None:
-    """Read all shards whole and check them.
-
-    Raises:
-        Damaged: one is not what was written.
-        StoreError: one could not be read.
-    """
-    for shard in commit.shards:
-        digest = hashlib.sha256()
-        for start in range(0, shard.length, TOGETHER):
-            digest.update(_get(store, shard, start, min(TOGETHER, shard.length - start)))
-        if digest.hexdigest() != shard.sha256:
-            raise Damaged(f"{store.locate(shard.key)} is not what was written (sha256 differs)")
 
 
 def newest_good(store: Store, use: Callable[[Commit], T], *, warn: Callable[[str], None]) -> tuple[Commit, T]:
@@ -244,13 +229,3 @@ def _read(store: Store, readings: list[_Reading]) -> None:
         store.read_into(ranges, done=done)
     except (StoreKeyMissing, StoreObjectShort) as error:
         raise Gone(str(error).rstrip(".")) from None
-
-
-def _get(store: Store, shard: Shard, start: int, length: int) -> bytes:
-    try:
-        data = store.get(shard.key, start, length)
-    except StoreKeyMissing as error:
-        raise Damaged(str(error)) from None
-    if len(data) != length:
-        raise Damaged(f"{store.locate(shard.key)} ends after {start + len(data)} of {shard.length} bytes")
-    return data
