@@ -37,6 +37,8 @@ def test_all_that_is_wrong_is_said_together() -> None:
     assert "run is '../other'" in text
     assert "not a multiple of sequence_length (300). The nearest that is: 900." in text
     assert "collective_timeout_seconds is 0" in text
+    with pytest.raises(ConfigError, match="names a checkpoint's folder"):
+        from_mapping(TrainSettings, {"run": "a/step-000000003"})
 
 
 def test_defaults_are_right() -> None:

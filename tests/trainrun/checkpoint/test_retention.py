@@ -155,12 +155,15 @@ def test_nobody_elses_folder_is_touched(store: MemoryStore) -> None:
     store.put("metrics/lines.jsonl", b"1")
     store.put("step-by-step.txt", b"2")
     store.put("step-12/notes.txt", b"3")
+    inside = ["step-000000300", "step-000000003/hf/model.safetensors", "step-000000001/my notes/a.txt", "step-000000009/x.txt"]
+    for key in inside:
+        store.put(key, b"4")
     store.now += 1e6
     for step in (1, 2, 3):
         write_checkpoint(store, step)
     Retention(store, policy(keep=2)).prune()
     assert committed_steps(store) == [2, 3]
-    assert {"metrics/lines.jsonl", "step-by-step.txt", "step-12/notes.txt"} <= set(store.objects)
+    assert {"metrics/lines.jsonl", "step-by-step.txt", "step-12/notes.txt", *inside} <= set(store.objects)
 
 
 @pytest.mark.parametrize("damage", ["commit", "missing shard", "short shard", "another version"])

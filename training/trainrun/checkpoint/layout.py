@@ -49,6 +49,10 @@ _SHARD_KEY = re.compile(_STEP + r"/([0-9A-Za-z-]+)/rank-([0-9]{5,9})\.bin")
 
 T = TypeVar("T")
 
+_OURS = re.compile(
+    r"step-(\d{9,})/(?:(?:COMMIT|DAMAGED-[0-9A-Za-z-]+)\.json|[0-9A-Za-z-]+/rank-\d{5,}\.(?:bin|json))(?:\.[0-9a-f]+\.partial)?"
+)
+
 
 class Damaged(Exception):
     """A checkpoint is not what its COMMIT says, or its COMMIT is not one; the one before it may be good."""
@@ -155,6 +159,12 @@ def step_directory(step: int) -> str:
 def commit_key(step: int) -> str:
     """The key of a step's COMMIT."""
     return f"{step_directory(step)}/{COMMIT}"
+
+
+def step_of(key: str) -> int | None:
+    """The step to which an object belongs that trainrun wrote; None for any other, which is not trainrun's to judge or delete."""
+    match = _OURS.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def shard_key(step: int, attempt: str, rank: int) -> str:

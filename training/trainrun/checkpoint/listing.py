@@ -6,14 +6,13 @@ A listing and the COMMITs are read, no tensor: this says nothing of their conten
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from trainrun.checkpoint.layout import COMMIT, Commit, Damaged, committed_steps, read_commit, step_directory
+from trainrun.checkpoint.layout import COMMIT, Commit, Damaged, committed_steps, read_commit, step_directory, step_of
 from trainrun.config import from_mapping
 from trainrun.errors import CheckpointError
 from trainrun.parallel import in_threads
@@ -21,8 +20,6 @@ from trainrun.settings.checkpoint import CheckpointSettings
 from trainrun.store import Store, StoredObject, StoreKeyMissing
 
 THREADS = 8
-
-_STEP = re.compile(r"step-(\d{9,})/.+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +52,9 @@ def list_checkpoints(store: Store, step: int | None = None) -> list[Listed]:
     """
     steps: dict[int, list[StoredObject]] = {}
     for item in store.list("step-" if step is None else f"{step_directory(step)}/"):
-        if match := _STEP.fullmatch(item.key):
-            steps.setdefault(int(match[1]), []).append(item)
+        of = step_of(item.key)
+        if of is not None:
+            steps.setdefault(of, []).append(item)
     committed = [step for step, items in steps.items() if any(item.key == f"{step_directory(step)}/{COMMIT}" for item in items)]
     found: dict[int, Commit | Exception] = {}
     in_threads([partial(_read_into, found, store, step) for step in committed], THREADS)

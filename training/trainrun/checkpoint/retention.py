@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from trainrun.checkpoint.layout import COMMIT, Damaged, commit_key, read_commit
+from trainrun.checkpoint.layout import COMMIT, Damaged, commit_key, read_commit, step_of
 from trainrun.errors import CheckpointError
 from trainrun.settings.checkpoint import CheckpointSettings
 from trainrun.store import Store, StoredObject, StoreKeyMissing
@@ -21,7 +21,6 @@ from trainrun.store import Store, StoredObject, StoreKeyMissing
 EVIDENCE_SECONDS = 7 * 24 * 3600.0
 """For so long a damaged checkpoint stays that was set aside, for people to look at."""
 
-_STEP = re.compile(r"step-(\d{9,})")
 _SET_ASIDE = re.compile(r"DAMAGED-.*")
 
 
@@ -244,6 +243,7 @@ def _name(item: StoredObject) -> str:
 def _by_step(objects: Iterable[StoredObject]) -> dict[int, list[StoredObject]]:
     steps: dict[int, list[StoredObject]] = {}
     for item in objects:
-        if match := _STEP.fullmatch(item.key.split("/")[0]):
-            steps.setdefault(int(match[1]), []).append(item)
+        step = step_of(item.key)
+        if step is not None:
+            steps.setdefault(step, []).append(item)
     return steps

@@ -117,6 +117,8 @@ class Writer:
             self._answer({"pruned": ""})
         except StoreError as error:
             self._answer({"pruned": str(error)})
+        except Exception as error:  # the checkpoint exists, whatever became of the old ones
+            self._answer({"pruned": f"{type(error).__name__}: {error}"})
 
     def _open(self, location: str) -> Store:
         if self._store is None:

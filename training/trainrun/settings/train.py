@@ -23,6 +23,7 @@ Checkpointing = Literal["none", "selective", "full"]
 DEFAULT_BATCH_TOKENS = 16384
 
 RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+STEP_FOLDER = re.compile(r"(^|/)step-\d+(/|$)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,10 @@ class TrainSettings:
         if not RUN_NAME.fullmatch(self.run) or ".." in self.run:
             problems.append(
                 f"run is {self.run!r}. Allowed: a folder's name of letters, digits and . _ - / after a first letter or digit."
+            )
+        if STEP_FOLDER.search(self.run):
+            problems.append(
+                f"run is {self.run!r}, which names a checkpoint's folder. Allowed: names without a part step-<number>."
             )
         for name in ("collective_timeout_seconds", "first_collective_timeout_seconds"):
             if not 0 < getattr(self, name) <= LONGEST_TIMEOUT:
