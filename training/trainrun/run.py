@@ -217,6 +217,8 @@ class Run:
 
     def state(self, *, model: PreparedModel, optimizer: torch.optim.Optimizer, data: Stream | None = None) -> TrainState:
         """What checkpoints hold; call its ``resume()`` before the loop and its ``save()`` at the end of each step."""
+        if self._state is not None:
+            raise RuntimeError("run.state() was called before: a run has one state. Keep what the first call returned.")
         self._state = TrainState(self, strategy=model.strategy, optimizer=optimizer, data=data)
         return self._state
 

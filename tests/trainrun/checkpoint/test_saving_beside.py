@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -203,14 +204,15 @@ def test_writers_that_die_between_saves_are_replaced_and_leave_no_descriptors(
         step()
         state.save(now=True)
         opened = descriptors()
-        assert before in (None, opened)
+        assert before is None or len(opened) <= len(before)
         before = opened
     state.close()
-    assert len(descriptors()) == len(opened) - 3  # of a socket, the arena and its mapping
+    assert len(descriptors()) <= len(opened) - 3  # of a socket, the arena and its mapping
     assert commits(tmp_path)[-3:] == [2, 3, 4]
 
 
 def descriptors() -> list[str]:
+    gc.collect()  # or those of tests before go while this one counts
     return [path.name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
 
 

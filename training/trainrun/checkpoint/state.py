@@ -7,6 +7,8 @@ Restoring is in `trainrun.checkpoint.restore`, how a save goes on beside trainin
 from __future__ import annotations
 
 import json
+import math
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ from trainrun.checkpoint.snapshot import settled
 from trainrun.checkpoint.stopping import Promise, save_before
 from trainrun.checkpoint.tensors import canonical
 from trainrun.checkpoint.write import Values
-from trainrun.config import to_mapping
+from trainrun.config import ConfigError, to_mapping
 from trainrun.data.stream import Stream
 from trainrun.ranks import Ranks
 from trainrun.settings import TrainSettings, WeightsSettings
@@ -54,6 +56,7 @@ class TrainState:
         self._costs, self._promise = SaveCosts(), Promise(settings.stop_seconds)
         self._step_began: float | None = None
         self._beside: int | None = None
+        self._thread = threading.get_ident()
         self.resumed = False
         """Whether `resume` was called; the loop needs it before its first step."""
 
@@ -75,6 +78,9 @@ class TrainState:
             CheckpointError: there are checkpoints, but none can be read. The run never starts anew by itself.
             ConfigError: the checkpoint is of another model, optimizer or dataset.
         """
+        self._require_main_thread("resume")
+        if self.resumed or self._run.completed:
+            raise RuntimeError("state.resume() was called before. Call it once, after run.prepare() and before run.steps().")
         self.resumed = True
         step = self._resume()
         if step == 0 and self._settings.weights.checkpoint:
@@ -150,7 +156,36 @@ class TrainState:
         Raises:
             CheckpointError: the last failure in a row that is allowed, with its reason; of this save only with ``now``, of the
                 one before otherwise.
+            ConfigError: ``checkpoint.keep_best`` is set, and there is no ``metric``, or it is no number.
+            RuntimeError: `resume` was not called, or this is not the thread that made the state.
         """
+        self._require_main_thread("save")
+        if not self.resumed:
+            raise RuntimeError("Call state.resume() before state.save(): what is there already must not be passed over.")
+        return self._save(self._number(metric), now=now)
+
+    def _number(self, metric: float | None) -> float | None:
+        """A metric as the COMMIT has it: None for one that counts for nothing."""
+        if metric is None:
+            if self._settings.checkpoint.keep_best:
+                raise ConfigError(
+                    ["checkpoint.keep_best is set, but the loop gives no metric. Call state.save(metric=...), or leave it out."]
+                )
+            return None
+        try:
+            number = float(metric.detach() if isinstance(metric, torch.Tensor) else metric)
+        except (TypeError, ValueError, RuntimeError):
+            raise ConfigError([f"metric is {metric!r}. Allowed: a number, the same on all ranks."]) from None
+        if not math.isfinite(number):
+            self._ranks.say(f"WARNING: the metric of step {self._run.completed} is {number}: it does not count for keep_best.")
+            return None
+        return number
+
+    def _require_main_thread(self, call: str) -> None:
+        if threading.get_ident() != self._thread:
+            raise RuntimeError(f"state.{call}() was called in another thread than run.state(). Call it in the loop's own.")
+
+    def _save(self, metric: float | None, *, now: bool) -> bool:
         step = self._run.completed
         now = now or step == self._settings.steps  # after which there is nothing that could go on beside it
         if self._saver is None or not (now or self._interval.due(step, under_way=self._saver.step is not None)):
@@ -206,7 +241,7 @@ class TrainState:
 
     def save_last(self) -> bool:
         """Save the last step. False when a request to stop left no time for it; raises as `save`."""
-        return self.save(now=True) or self._saver is None
+        return self._save(None, now=True) or self._saver is None
 
     def save_before(self, deadline: float) -> None:
         """Save what fits before a `time.monotonic`, when asked to stop, and say what does not. Collective."""
@@ -233,6 +268,11 @@ class TrainState:
     def close(self) -> None:
         """End the writer; a save under way is abandoned."""
         if self._saver is not None:
+            if self._saver.step is not None:
+                self._ranks.say(
+                    f"WARNING: the save of step {self._saver.step} was under way and is abandoned. Call state.wait() before "
+                    "leaving the loop to have it finished."
+                )
             self._saver.close()
 
     @property
@@ -276,18 +316,20 @@ class TrainState:
             "data": self._data.state() if self._data else {},
             "settings": to_mapping(self._settings),
             "versions": {"trainrun": trainrun.__version__, "torch": torch.__version__},
-            "metric": None if metric is None else float(metric),
+            "metric": metric,
         }
 
     def _take(self) -> tuple[list[Part], Values]:
         """What this rank writes: its share of the parts, and its random streams. A forward pass changes nothing of it."""
         parts = to_write([*self._strategy.model_parts(), *self._strategy.optimizer_parts(self._optimizer)])
-        buffers = {f"model/{canonical(name)}" for name, _ in self._strategy.module.named_buffers()}
+        module = self._strategy.module  # of which a forward may change the buffers, and the user's code what is not trained
+        changing = [*module.named_buffers(), *((name, p) for name, p in module.named_parameters() if not p.requires_grad)]
+        at_once = {f"model/{canonical(name)}" for name, _ in changing}
         streams, values = random_streams.random_state(self._ranks.rank, self._ranks.device)
         if self._ranks.first:
             values |= {**self._strategy.values(self._optimizer), OPTIMIZER: type(self._optimizer).__name__}
         random = [whole(name, tensor) for name, tensor in streams.items()]
-        return [*settled(parts, lambda part: part.name in buffers), *random], json.loads(json.dumps(values))
+        return [*settled(parts, lambda part: part.name in at_once), *random], json.loads(json.dumps(values))
 
     def _bytes_to_come(self) -> int:
         """What this rank will write; of an optimizer that has no state yet, what its kind is known to have."""

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.nn.parameter import is_lazy
 
 from trainrun.checkpoint.layout import ITEM_SIZES
 from trainrun.checkpoint.parts import Part, whole
@@ -102,9 +103,10 @@ def model_tensors(model: nn.Module) -> Named:
     """Parameters and persistent buffers; a tensor with several names (tied weights) under the first of them.
 
     Raises:
-        ConfigError: the model keeps something else in its state_dict.
+        ConfigError: the model keeps something in its state_dict that no checkpoint can hold.
     """
     tensors: Named = {}
+    own_names: dict[str, str] = {}
     seen: set[int] = set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         if not isinstance(tensor, Tensor):
@@ -113,8 +115,39 @@ def model_tensors(model: nn.Module) -> Named:
             )
         if id(tensor) not in seen:
             seen.add(id(tensor))
-            tensors[f"model/{canonical(name)}"] = tensor.detach()
+            require_savable(f"The model's {name}", tensor)
+            key = f"model/{canonical(name)}"
+            if key in tensors:
+                raise ConfigError(
+                    [
+                        f"The model's {own_names[key]} and {name} have the same name in a checkpoint, where what wrappers add "
+                        f"({', '.join(WRAPPERS)}) is left out of names. Rename one of them."
+                    ]
+                )
+            tensors[key], own_names[key] = tensor.detach(), name
     return tensors
+
+
+def require_savable(what: str, tensor: Tensor) -> None:
+    """Require that a tensor can be written to a checkpoint and restored from it.
+
+    Raises:
+        ConfigError: it cannot, and why.
+    """
+    kind = str(tensor.dtype).removeprefix("torch.")
+    if is_lazy(tensor):
+        problem = "has no shape yet: run one forward pass before run.prepare()"
+    elif tensor.layout != torch.strided:
+        problem = f"is sparse ({tensor.layout}): only dense tensors can be saved"
+    elif kind not in DTYPES:
+        problem = f"is of type {kind}. Allowed: {', '.join(DTYPES)}"
+    elif tensor.is_inference():
+        problem = "was made under torch.inference_mode(), and could not be restored: make it outside, or clone it"
+    elif not isinstance(tensor, DTensor) and any(n > 1 and by == 0 for n, by in zip(tensor.shape, tensor.stride(), strict=True)):
+        problem = "is expanded, so that its elements share memory: use .clone()"
+    else:
+        return
+    raise ConfigError([f"{what} {problem}."])
 
 
 def model_parts(model: nn.Module, arrangement: Arrangement) -> list[Part]:
@@ -172,13 +205,36 @@ def load_optimizer_values(optimizer: torch.optim.Optimizer, model: nn.Module, va
 
 
 def _state_by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-    names: dict[Tensor, str] = {parameter: canonical(name) for name, parameter in model.named_parameters()}
+    names: dict[Any, str] = {parameter: canonical(name) for name, parameter in model.named_parameters()}
     state = {}
     for parameter, values in optimizer.state.items():
+        if not isinstance(parameter, Tensor):
+            raise ConfigError([f"The optimizer has state under {parameter!r}. Only state of a parameter can be saved."])
         if parameter not in names:
             raise ConfigError([f"The optimizer has a parameter of shape {tuple(parameter.shape)} that the model has not."])
-        state.update({f"optimizer/{names[parameter]}/{key}": value for key, value in values.items()})
+        for key, value in values.items():
+            _require_savable_state(f"The optimizer's state {key!r} of {names[parameter]}", key, value)
+            state[f"optimizer/{names[parameter]}/{key}"] = value
     return state
+
+
+def _require_savable_state(what: str, key: Any, value: Any) -> None:
+    if not isinstance(key, str) or "/" in key:
+        raise ConfigError([f"{what} has no name that can be saved. Allowed: text without /."])
+    if isinstance(value, Tensor):
+        require_savable(what, value)
+    elif not _is_json(value):
+        allowed = "tensors, and numbers and text in lists and mappings"
+        raise ConfigError([f"{what} is a {type(value).__name__} that cannot be saved. Allowed: {allowed}."])
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives back exactly this."""
+    if isinstance(value, list):
+        return all(_is_json(each) for each in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(each) for key, each in value.items())
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def _groups_by_name(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, tuple[Tensor, dict[str, Any]]]:
