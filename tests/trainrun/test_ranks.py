@@ -115,7 +115,7 @@ def test_a_signal_to_one_rank_stops_all_at_the_same_step_and_the_run_goes_on_as_
     arguments.append(f"--checkpoint.location={tmp_path / 'runs'}")
     stopped = ranks("train", world=2, arguments=arguments, dropout=True, terminate=(1, steps_before_stop))
     assert [outcome.code for outcome in stopped] == [75, 75]
-    assert f"Asked to stop: ended at step {steps_before_stop} of 6." in stopped[0].log
+    assert f"Asked to stop through another rank: ended at step {steps_before_stop} of 6." in stopped[0].log
     resumed = ranks("train", world=2, arguments=arguments, dropout=True)
     assert [outcome.result["resumed"] for outcome in resumed] == [steps_before_stop] * 2
     assert [outcome.result["final"] for outcome in resumed] == [outcome.result["final"] for outcome in uninterrupted]

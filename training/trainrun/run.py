@@ -408,6 +408,6 @@ class Run:
         self.event("stopping", seconds_left=round(max(0.0, self.stop_flag.deadline - time.monotonic()), 1))
         if self._state is not None:
             self._state.save_before(self.stop_flag.deadline)
-        self._progress.say(f"Asked to stop: ended at step {self.completed} of {self.settings.steps}.")
+        self._progress.say(f"Asked to stop {self.stop_flag.asked_by()}: ended at step {self.completed} of {self.settings.steps}.")
         atexit.register(leave)
         raise SystemExit(stop.EXIT_CODE)

@@ -42,6 +42,17 @@ class StopFlag:
             return 0
         return urgency(self._seconds_left())
 
+    def asked_by(self) -> str:
+        """How this rank was asked, for people."""
+        if self._signalled is not None:
+            return "by SIGTERM"
+        if self._file is None or not self._file.exists():
+            return "through another rank"
+        with suppress(OSError):
+            if self._file.stat().st_mtime < self._started:
+                return f"by {self._file}, which is older than this process: delete it to train on"
+        return f"by {self._file}"
+
     def hear(self, largest: int) -> None:
         """The largest urgency of all ranks, as of the last time that they told."""
         if largest:

@@ -99,7 +99,7 @@ def test_a_run_goes_on_from_a_converted_checkpoint(
     assert run.state(model=model, optimizer=optimizer, data=data).resume() == foreign.STEPS
     told = capsys.readouterr().err
     assert "no position in the data" in told
-    assert "random streams (dropout) do not go on" in told
+    assert "no random streams (dropout) that fit here" in told or "random streams (dropout) do not go on" in told
     for key, tensor in model_tensors(gpt).items():
         assert torch.equal(tensor, found[key]), key
     for key, state in optimizer.state_dict()["state"].items():

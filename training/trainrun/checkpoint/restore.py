@@ -190,8 +190,13 @@ class Restore:
             self._load_values({name: value for name, value in values.items() if not name.startswith("rng/")}, commit)
             if streams:
                 random_streams.load_random_state(self._ranks.rank, self._ranks.device, streams, values)
+        if not wanted and not commit.data:
+            self._say("The checkpoint was converted from one that has no optimizer state: the optimizer begins anew.")
         if not streams:
             seed_everything(stream_seed(self._settings.seed, self._ranks.data_rank, commit.step))
+            if alike:
+                self._say("The checkpoint has no random streams (dropout) that fit here: they are seeded anew.")
+                return
             split, split_now = commit.mesh.get("tensor", 1), self._ranks.tensor_parallel
             otherwise = "" if split == split_now else f", and tensor_parallel was {split}, now {split_now}"
             self._say(
@@ -213,7 +218,7 @@ class Restore:
         there = {name for name in values if name.startswith("strategy/")}
         here = {name for name in self._strategy.values(self._optimizer) if name.startswith("strategy/")}
         self._strategy.load_values(self._optimizer, values)
-        for name in sorted(there ^ here):
+        for name in sorted(there ^ here) if before is not None else ():  # who converted a checkpoint knows that
             words = name.removeprefix("strategy/").replace("_", " ")
             if name in there:
                 self._say(f"The checkpoint has a {words}, which {now} has no use for: it is left out (written with {before}).")

@@ -49,8 +49,13 @@ def save_before(deadline: float, saver: Saver, ranks: Ranks, *, step: int, begin
     elif seconds is None:
         why = f"is not saved: {left:.0f} s were left"
     else:
-        why = f"is not saved: {left:.0f} s were left, and a save takes about {seconds:.2g} s"
+        why = (
+            f"is not saved: {left:.0f} s were left, of which {EXIT_SECONDS:g} s are for the end of the process, and a save takes "
+            f"about {seconds:.2g} s"
+        )
     there = f"A resume goes on from step {saver.saved_step}" if saver.saved_step >= 0 else "There is no checkpoint to resume from"
+    if saver.step is not None:
+        there += f", or from step {saver.step}, if its save, which is under way, still ends in time"
     return plan, f"WARNING: Step {step} {why}. {there}."
 
 
