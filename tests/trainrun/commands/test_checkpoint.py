@@ -152,7 +152,7 @@ def test_what_cannot_be_verified_is_not_called_damaged(store: Store, run: Run, t
     assert "There are: 100, 200, 1000." in run("verify", store.url, "150")[2]
     assert 'Write its number, or "latest"' in run("verify", store.url, "newest")[2]
     assert run("verify", str(tmp_path / "none"))[0] == 2
-    assert run("verify", str(tmp_path / "none"), "--all")[0] == 1
+    assert run("verify", str(tmp_path / "none"), "--all")[0] == 2
     with pytest.raises(SystemExit) as refused:
         run("verify", store.url, "100", "--all")
     assert refused.value.code == 2
@@ -479,3 +479,23 @@ def test_convert_makes_a_checkpoint_that_the_other_commands_know(tmp_path: Path,
     assert "position in the data are not carried over" in err
     assert run("verify", target)[0] == 0
     assert run(*arguments)[0] == 2
+
+
+def test_prune_keeps_the_best_as_asked_and_says_when_there_is_nothing(store: Store, run: Run) -> None:
+    assert run("prune", store.url, "--keep", "9")[1].endswith("Nothing to delete.\n")
+    code, _, err = run("prune", store.url, "--keep", "2", "--best", "highest")
+    assert (code, "Give --keep-best as well" in err) == (2, True)
+    assert run("prune", store.url, "--keep", "2", "--keep-best", "1", "--best", "highest")[0] == 0
+
+
+def test_verify_tells_what_was_set_aside_from_what_never_was(store: Store, run: Run) -> None:
+    store.put("step-000000200/DAMAGED-20261130T000000-abcdef.json", store.get(commit_key(200)))
+    store.delete([commit_key(200)])
+    code, _, err = run("verify", store.url, "200")
+    assert code == 2
+    assert "step 200 was found damaged by a run that resumed, and set aside" in err
+    code, _, err = run("verify", store.url, "7")
+    assert (code, "There is no checkpoint of step 7" in err) == (2, True)
+    store.delete([commit_key(100), commit_key(1000)])
+    code, _, err = run("verify", store.url)
+    assert (code, "There is no checkpoint at" in err) == (2, True)

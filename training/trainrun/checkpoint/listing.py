@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from trainrun.checkpoint.layout import COMMIT, Commit, Damaged, committed_steps, read_commit, step_directory, step_of
-from trainrun.config import from_mapping
+from trainrun.config import ConfigError, from_mapping
 from trainrun.errors import CheckpointError
 from trainrun.parallel import in_threads
 from trainrun.settings.checkpoint import CheckpointSettings
@@ -121,6 +121,12 @@ def choose_step(store: Store, text: str) -> int:
     if not text.isdecimal():
         raise CheckpointError(f'{text!r} is no step. Write its number, or "latest". There are: {_written(steps)}.')
     if int(text) not in steps:
+        evidence = [item.key for item in store.list(f"{step_directory(int(text))}/DAMAGED-")]
+        if evidence:
+            raise CheckpointError(
+                f"The checkpoint of step {text} was found damaged by a run that resumed, and set aside: its COMMIT is now "
+                f"{store.locate(evidence[-1])}. There are: {_written(steps)}."
+            )
         raise CheckpointError(f"There is no checkpoint of step {text} at {store.url}. There are: {_written(steps)}.")
     return int(text)
 
@@ -147,8 +153,8 @@ def _written(steps: list[int]) -> str:
     return ", ".join(numbers if len(numbers) <= 12 else [*numbers[:3], "...", *numbers[-3:]])
 
 
-def retention_settings(store: Store, *, keep: int, keep_every: int, keep_best: int) -> CheckpointSettings:
-    """Settings for retention by hand: how long saves may take, and which metric is best, are the newest checkpoint's.
+def retention_settings(store: Store, *, keep: int, keep_every: int, keep_best: int, best: str | None) -> CheckpointSettings:
+    """Settings for retention by hand. How long saves may take, and which metric is best unless given, the newest checkpoint says.
 
     Raises:
         ConfigError: they cannot be.
@@ -159,5 +165,9 @@ def retention_settings(store: Store, *, keep: int, keep_every: int, keep_best: i
         with contextlib.suppress(Damaged, StoreKeyMissing, CheckpointError):
             recorded = read_commit(store, steps[-1]).settings.get("checkpoint", {})
     own = {name: recorded[name] for name in ("timeout_seconds", *(["best"] if keep_best else [])) if name in recorded}
+    if best is not None:
+        if not keep_best:
+            raise ConfigError([f"--best {best} says which to keep of the best, but not how many. Give --keep-best as well."])
+        own["best"] = best
     wanted = {"keep": keep, "keep_every_steps": keep_every, "keep_best": keep_best, "every_steps": 1, **own}
     return from_mapping(CheckpointSettings, wanted, source="prune")

@@ -32,9 +32,7 @@ def add_to(commands: Any) -> None:
     )
     ls.add_argument("--verify", action="store_true", help="read and check every byte too; otherwise only that shards are there")
 
-    verify = _add(
-        verbs, "verify", _verify, "read every tensor, and name those that are damaged", "when all is whole", _NONE_OR_BAD
-    )
+    verify = _add(verbs, "verify", _verify, "read every tensor, and name those that are damaged", "when all is whole", _BAD)
     which = verify.add_mutually_exclusive_group()
     which.add_argument("step", nargs="?", default="latest", metavar="STEP", help="a step, or latest (the default)")
     which.add_argument("--all", action="store_true", help="all of the run's checkpoints")
@@ -72,7 +70,8 @@ def add_to(commands: Any) -> None:
     )
     prune.add_argument("--keep", type=int, required=True, metavar="N", help="newest checkpoints that stay; 2 or more")
     prune.add_argument("--keep-every", type=int, default=0, metavar="M", help="also keep the first at or after each M steps")
-    prune.add_argument("--keep-best", type=int, default=0, metavar="N", help="also keep the N of the lowest metric")
+    prune.add_argument("--keep-best", type=int, default=0, metavar="N", help="also keep the N of the best metric")
+    prune.add_argument("--best", choices=("lowest", "highest"), help="which metric is best; else as the run was set")
     choice = prune.add_mutually_exclusive_group()
     choice.add_argument("--dry-run", action="store_true", help="delete nothing (the default)")
     choice.add_argument("--yes", action="store_true", help="delete")
@@ -82,7 +81,7 @@ def add_to(commands: Any) -> None:
     diff.add_argument("b", metavar="RUN[@STEP]|STEP", help="another, or another step of the same run")
 
 
-_BAD = "when the checkpoint is damaged"
+_BAD = "when a checkpoint is damaged"
 _NONE_OR_BAD = "when something is damaged or there is no checkpoint"
 
 
@@ -147,8 +146,8 @@ def _verify(options: argparse.Namespace) -> int:
         for result in results:
             print(lines.judgement(result))
     if not results:
-        print(f"There is no checkpoint at {store.url}.", file=sys.stderr)
-    return DONE if results and all(result["verified"] for result in results) else FOUND
+        raise CheckpointError(f"There is no checkpoint at {store.url}.")
+    return DONE if all(result["verified"] for result in results) else FOUND
 
 
 def _find_damage(store: Any, commits: list[Any]) -> dict[int, Any]:
@@ -221,7 +220,9 @@ def _prune(options: argparse.Namespace) -> int:
     from trainrun.checkpoint.retention import Retention
 
     store = open_store(options.run)
-    settings = retention_settings(store, keep=options.keep, keep_every=options.keep_every, keep_best=options.keep_best)
+    settings = retention_settings(
+        store, keep=options.keep, keep_every=options.keep_every, keep_best=options.keep_best, best=options.best
+    )
     retention = Retention(store, settings)
     plan = retention.prune() if options.yes else retention.plan()
     if options.json:
@@ -233,9 +234,12 @@ def _prune(options: argparse.Namespace) -> int:
         print(f"damaged step {step:>9}  {problem}")
     for step in plan.deleted_steps:
         print(f"delete  step {step:>9}")
-    leftovers = len(plan.objects)
+    leftovers = len(plan.commits) + len(plan.objects)
     what = f"{counted(len(plan.deleted_steps), 'checkpoint')} and {counted(leftovers, 'object')}, {sized(plan.bytes)}"
-    print(f"Deleted: {what}." if options.yes else f"Would be deleted: {what}. Give --yes to delete it.")
+    if not plan.deleted_steps and not leftovers:
+        print("Nothing to delete.")
+    else:
+        print(f"Deleted: {what}." if options.yes else f"Would be deleted: {what}. Give --yes to delete it.")
     return DONE
 
 
