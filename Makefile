@@ -22,8 +22,8 @@ demo: $(READY)
 down: $(READY)
 	@$(VENV)/bin/python -m trainlocal down --directory build/local
 
-# WORKERS=2 runs two tests at a time (`tests/conftest.py` says which): those of nodes wait much and compute little.
-WORKERS ?= 0
+# Two tests at a time (`tests/conftest.py` says which): those of nodes wait much and compute little. WORKERS=0 runs one by one.
+WORKERS ?= 2
 PYTEST := $(RUN) $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 test: $(READY)

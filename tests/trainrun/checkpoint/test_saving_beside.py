@@ -211,6 +211,11 @@ def test_writers_that_die_between_saves_are_replaced_and_leave_no_descriptors(
     assert commits(tmp_path)[-3:] == [2, 3, 4]
 
 
+def shared_memory() -> set[str]:
+    """Names of shared memory, but for the semaphores of multiprocessing, which tests that run beside this one have too."""
+    return {path.name for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")}
+
+
 def descriptors() -> list[str]:
     gc.collect()  # or those of tests before go while this one counts
     return [path.name for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
@@ -264,7 +269,7 @@ def test_data_10_however_a_rank_ends_in_the_midst_of_a_save_it_leaves_nothing_an
     number = ("", "raise", "exit", "kill").index(way)
     arguments = [*tiny, f"--data={dataset}", "--steps=9", "--checkpoint.every_steps=2", f"--log_every={number}"]
     arguments.insert(0, f"--checkpoint.location=s3://{bucket}/runs")
-    memory = sorted(Path("/dev/shm").iterdir())
+    memory = shared_memory()
     root = str(Path(share.__file__).parents[2])
     with subprocess.Popen(
         [sys.executable, "train.py", *arguments],
@@ -286,4 +291,4 @@ def test_data_10_however_a_rank_ends_in_the_midst_of_a_save_it_leaves_nothing_an
     while Path(f"/proc/{writer}").exists() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not Path(f"/proc/{writer}").exists()
-    assert sorted(Path("/dev/shm").iterdir()) == memory
+    assert shared_memory() <= memory
