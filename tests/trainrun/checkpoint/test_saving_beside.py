@@ -56,7 +56,7 @@ def reasons(result: dict[str, Any]) -> list[tuple[int, str]]:
     return [(step, details["reason"]) for name, step, details in result["events"] if name == "save_failed"]
 
 
-def test_all_ranks_agree_on_what_became_of_a_save(told: Any, tmp_path: Path) -> None:
+def test_ckpt_09_all_ranks_agree_on_what_became_of_each_of_many_saves(told: Any, tmp_path: Path) -> None:
     """A writer that is killed, one that hangs, a weight that the user's code changes; and saves with no gap between them."""
     every = "--checkpoint.every_steps"
     results, log = told(
@@ -110,6 +110,16 @@ def test_ckpt_13_a_store_that_never_answers_ends_the_run_in_time_and_no_step_wai
         assert "1 saves in a row failed, the last at step 30: rank 1: " in result["silent"]["error"]
         assert "rank-00001.bin" in result["silent"]["error"]
         assert result["silent"]["longest"] < 1.0
+
+
+def test_ela_07_a_save_that_takes_longer_than_collectives_may_aborts_nothing(told: Any, faults: Any, bucket: str) -> None:
+    faults.fail(r"PUT .*rank-00000.bin", "delay", seconds=4.0)
+    arguments = ["--steps=4", "--checkpoint.every_steps=2", "--collective_timeout_seconds=1.5"]
+    arguments += [f"--checkpoint.location=s3://{bucket}/slow"]
+    results, _ = told(2, {"slow": {"arguments": arguments}})
+    for result in results:
+        assert "error" not in result["slow"]
+        assert [step for name, step, _ in result["slow"]["events"] if name == "committed"] == [2, 4]
 
 
 class Embedded(nn.Module):
