@@ -145,7 +145,7 @@ def test_a_stop_file_lets_the_ranks_leave_and_the_node_with_them(train_with, pla
 
 
 def test_ranks_that_ignore_the_stop_file_are_stopped(train_with, places):
-    launch = FakeLaunch(1, looks=100_000, while_running=lambda: places.stop_file.touch())
+    launch = FakeLaunch(1, looks=float("inf"), while_running=lambda: places.stop_file.touch())
     with pytest.raises(Leave, match="no reason given"):
         train_with(launch, stop_grace=1).run()
     assert launch.stopped_with == 10.0
