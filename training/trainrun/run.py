@@ -325,9 +325,11 @@ class Run:
         """
         norm = float(self._norm)
         if not math.isfinite(norm) and self.settings.precision != "fp16":  # which skipped the step
+            step = self.saved_step
+            saved = "There is no checkpoint yet" if step is None else f"The newest checkpoint is of step {step}"
             raise FloatingPointError(
-                f"The gradient norm at step {self.completed} is {norm}: training has diverged. Nothing was saved since the last "
-                "checkpoint. Lower optimizer.learning_rate, or lengthen optimizer.warmup_steps, and start again from it."
+                f"The gradient norm at step {self.completed} is {norm}: training has diverged. {saved}. Lower "
+                "optimizer.learning_rate, or lengthen optimizer.warmup_steps, and start again."
             )
 
     def event(self, name: str, *, step: int | None = None, **details: Any) -> None:

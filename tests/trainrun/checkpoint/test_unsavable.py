@@ -16,6 +16,7 @@ from trainrun.checkpoint.layout import read_commit
 from trainrun.checkpoint.read import read_tensors
 from trainrun.checkpoint.tensors import model_tensors, optimizer_values
 from trainrun.config import ConfigError
+from trainrun.errors import CheckpointError
 from trainrun.store import open_store
 
 Start = Callable[..., Any]
@@ -146,6 +147,14 @@ def test_an_average_of_weights_is_saved_as_it_was_however_it_is_changed_next(alo
     for step in (2, 4):
         saved = read_tensors(store, read_commit(store, step), lambda name: name == "model/average")["model/average"]
         assert saved.unique().tolist() == [step - 1]
+
+
+def test_what_can_never_be_saved_ends_the_run_at_the_first_try(alone: Start, dataset: str, tmp_path: Path) -> None:
+    run, _, state = begun(alone, dataset, tmp_path, "--checkpoint.most_failures=3")
+    state.resume()
+    run._optimizer.state[run._strategy.module.out.weight]["seen"] = {1, 2}
+    with pytest.raises(CheckpointError, match=r"no later one could: rank 0: .*'seen' of out.weight is a set"):
+        state.save(now=True)
 
 
 def test_leaving_the_loop_says_which_save_is_abandoned(

@@ -10,7 +10,7 @@ way: there is one at a time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class Saver:
         self._phase: Literal["writing", "committing"] = "writing"
         self._turn = self._told_turn = 0
         self._stall = 0.0
-        self._failures = 0
+        self._failures, self._hopeless = 0, False
         self._begun = 0
         self._run_id = ""
 
@@ -185,9 +185,11 @@ class Saver:
         return int(1000 * self._share.seconds)
 
     def _reasons(self) -> list[str]:
+        """What has failed on which rank. `_hopeless` is then whether another save would fail likewise."""
         mine = self._share.problem
-        gathered: Sequence[str | None] = self._ranks.gather(mine and f"rank {self._ranks.rank}: {mine}")
-        return [reason for reason in gathered if reason]
+        gathered = self._ranks.gather([mine and f"rank {self._ranks.rank}: {mine}", self._share.hopeless])
+        self._hopeless = any(hopeless for _, hopeless in gathered)
+        return [reason for reason, _ in gathered if reason]
 
     def _go_on(self, problems: list[str]) -> None:
         """What all ranks do when none is busy any more."""
@@ -207,7 +209,10 @@ class Saver:
         save, self._save = self._save, None
         size, own = self._share.committed
         if not own:
-            self._ranks.say(f"Step {save.step} was committed by another attempt first; that one stays.")
+            self._ranks.say(
+                f"WARNING: step {save.step} was committed by another attempt first, and that one stays. If no launch before this "
+                "one was still saving it, two launches use the same run name at once: end one of them, or name it anew."
+            )
         self._failures, self.saved_step = 0, save.step
         self.last = Measured(step=save.step, bytes=size, seconds=time.monotonic() - save.started, stall_seconds=self._stall)
         self._event(
@@ -225,5 +230,7 @@ class Saver:
         most = self._settings.most_failures
         self._event("save_failed", step=save.step, reason=problem)
         self._ranks.say(f"WARNING: saving step {save.step} failed ({self._failures} of {most} in a row): {problem}")
+        if self._hopeless:
+            raise CheckpointError(f"The state of step {save.step} cannot be saved, and no later one could: {problem}")
         if self._failures >= most:
             raise CheckpointError(f"{most} saves in a row failed, the last at step {save.step}: {problem}")

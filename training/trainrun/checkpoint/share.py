@@ -17,6 +17,7 @@ from trainrun.checkpoint.parts import Part
 from trainrun.checkpoint.process import WriterEnded, WriterProcess
 from trainrun.checkpoint.snapshot import Copy, targets
 from trainrun.checkpoint.write import Plan, Values
+from trainrun.config import ConfigError
 from trainrun.memory import readable_size
 from trainrun.ranks import Ranks
 from trainrun.store import Store
@@ -37,6 +38,7 @@ class Share:
     Attributes:
         busy: whether the writer is at work, so that no snapshot may overwrite the arena.
         problem: what has failed of it here; None while nothing has.
+        hopeless: whether no further save can succeed either, because the state itself cannot be saved.
         committed: the answer to `commit`: bytes of all shards, and whether it was this attempt that came first.
         pruning: whether the writer deletes old checkpoints.
         seconds: what the last save took by itself, from the beginning of the copying; on rank 0 with its commit.
@@ -46,6 +48,7 @@ class Share:
         self._ranks, self._store = ranks, store
         self.busy = False
         self.problem: str | None = None
+        self.hopeless = False
         self.committed: tuple[int, bool] = (0, True)
         self.pruning = False
         self.seconds = 0.0
@@ -84,7 +87,8 @@ class Share:
             parts, values = take()
             copy = Copy(parts, self._ranks.device, threads=torch.get_num_threads())
         except Exception as error:  # whatever it is, the other ranks are to hear of it
-            self._end_work(f"{type(error).__name__}: {error}")
+            self.hopeless = isinstance(error, ConfigError)
+            self._end_work(str(error) if self.hopeless else f"{type(error).__name__}: {error}")
             return
         request = {"do": "save", "step": step, "attempt": attempt, "rank": self._ranks.rank, "values": dict(values)}
         request |= {"begun": begun}
