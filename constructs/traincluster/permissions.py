@@ -16,7 +16,7 @@ CLUSTER_TAG = "traincluster:cluster"
 def node_role(
     scope: Construct, construct_id: str, *, cluster_name: str, permissions_boundary: iam.IManagedPolicy | None = None
 ) -> iam.Role:
-    """The role of a node: it finds its peers, ends its own group, and can be reached by Session Manager.
+    """The role of a node: it finds its peers, has its group end or replace nodes, and can be reached by Session Manager.
 
     Args:
         scope: where the role goes.
@@ -38,6 +38,7 @@ def node_role(
             actions=[
                 "autoscaling:DescribeAutoScalingGroups",
                 "autoscaling:DescribeAutoScalingInstances",
+                "ec2:DescribeCapacityReservations",
                 "ec2:DescribeInstances",
             ],
             resources=["*"],
@@ -51,8 +52,14 @@ def node_role(
     )
     role.add_to_policy(
         iam.PolicyStatement(
-            sid="ScaleOwnGroup",
-            actions=["autoscaling:SetDesiredCapacity", "autoscaling:UpdateAutoScalingGroup"],
+            sid="ChangeOwnGroup",
+            actions=[
+                "autoscaling:CompleteLifecycleAction",
+                "autoscaling:RecordLifecycleActionHeartbeat",
+                "autoscaling:SetDesiredCapacity",
+                "autoscaling:SetInstanceHealth",
+                "autoscaling:UpdateAutoScalingGroup",
+            ],
             # By tag: with the group's name here, the group and the role that it needs would depend on each other.
             resources=[groups],
             conditions={"StringEquals": {f"aws:ResourceTag/{CLUSTER_TAG}": cluster_name}},
@@ -129,7 +136,7 @@ def _acknowledge_findings(role: iam.Role, *, groups: str) -> None:
         ),
         Acknowledgment(
             id="AwsSolutions-IAM5[Resource::*]",
-            reason="The Describe actions that find a node's peers know no resources: IAM takes '*' alone for them.",
+            reason="The Describe actions that find a node's peers, and the end of its Capacity Block, know no resources: IAM takes '*' alone for them.",
         ),
         Acknowledgment(
             id=f"AwsSolutions-IAM5[Resource::{groups}]",

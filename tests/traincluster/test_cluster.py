@@ -72,10 +72,14 @@ def test_a_node_may_do_these_things_and_no_others(cluster_of):
         for action in actions:
             allowed.setdefault(action, []).append(json.dumps(statement["Resource"]))
     assert set(allowed) == {
+        "autoscaling:CompleteLifecycleAction",
         "autoscaling:DescribeAutoScalingGroups",
         "autoscaling:DescribeAutoScalingInstances",
+        "autoscaling:RecordLifecycleActionHeartbeat",
         "autoscaling:SetDesiredCapacity",
+        "autoscaling:SetInstanceHealth",
         "autoscaling:UpdateAutoScalingGroup",
+        "ec2:DescribeCapacityReservations",
         "ec2:DescribeInstances",
         "logs:CreateLogStream",
         "logs:PutLogEvents",
@@ -89,9 +93,9 @@ def test_a_node_may_do_these_things_and_no_others(cluster_of):
         assert all("/test-run/*" in resource for resource in allowed[action]), action
 
 
-def test_a_node_scales_its_own_group_only(cluster_of):
+def test_a_node_changes_its_own_group_only(cluster_of):
     cluster = cluster_of("c7i.2xlarge")
-    (statement,) = [one for one in statements(cluster) if one.get("Sid") == "ScaleOwnGroup"]
+    (statement,) = [one for one in statements(cluster) if one.get("Sid") == "ChangeOwnGroup"]
     ((key, value),) = statement["Condition"]["StringEquals"].items()
     tags = cluster.only("AWS::AutoScaling::AutoScalingGroup")["Properties"]["Tags"]
     assert {"Key": key.removeprefix("aws:ResourceTag/"), "Value": value, "PropagateAtLaunch": False} in tags
