@@ -136,7 +136,7 @@ def _acknowledge_findings(role: iam.Role, *, groups: str) -> None:
         ),
         Acknowledgment(
             id="AwsSolutions-IAM5[Resource::*]",
-            reason="The Describe actions that find a node's peers, and the end of its Capacity Block, know no resources: IAM takes '*' alone for them.",
+            reason="The Describe actions (of peers and of the node's Capacity Block) know no resources: IAM takes '*' alone.",
         ),
         Acknowledgment(
             id=f"AwsSolutions-IAM5[Resource::{groups}]",
