@@ -14,11 +14,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from trainrun import machine_metrics
 from trainrun.config import ConfigError, from_mapping, merge, parse_scalar, to_mapping
 from trainrun.deepspeed_json import BatchSizes, batch_sizes
 from trainrun.memory import host_bytes_of_bundled
 from trainrun.settings import TrainSettings
 from trainrun.settings.layers import train_settings, with_documents
+from trainrun.spec_cluster import Accelerator, ClusterSpec, group_drains, hook_heartbeat
 
 SCHEMA_VERSION = 1
 
@@ -34,38 +36,7 @@ OWNED_VARIABLES = (
 
 Launcher = Literal["torchrun", "mpirun"]
 
-Accelerator = Literal["none", "nvidia", "neuron"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterSpec:
-    """What the cluster consists of, as the node checks it.
-
-    The Auto Scaling group is not named here: its name would make the group and its own launch template depend
-    on each other. A node asks autoscaling:DescribeAutoScalingInstances for the group of its own instance id.
-    """
-
-    name: str
-    """Name of the cluster, for tags, logs and people: the path of the construct."""
-    instance_type: str
-    nodes_min: int
-    """Fewest nodes on which training goes on; below it the others wait."""
-    nodes_desired: int
-    nodes_max: int
-    accelerator: Accelerator = "none"
-    """Kind of accelerator; "none" is a CPU node, on which no accelerator is looked for."""
-    accelerators_per_node: int = 0
-    efa_interfaces: int = 0
-    """Number of EFA interfaces that the node must show; 0 when EFA is off."""
-    processes_per_node: int = 1
-    """Ranks per node: one per accelerator (per Neuron core), or one on a CPU node."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.nodes_min <= self.nodes_max:
-            problem = f"nodes_min is {self.nodes_min} and nodes_max {self.nodes_max}. Allowed: 1 <= nodes_min <= nodes_max."
-            raise ConfigError([problem])
-        if not 0 <= self.nodes_desired <= self.nodes_max:
-            raise ConfigError([f"nodes_desired is {self.nodes_desired}. Allowed: 0 to nodes_max ({self.nodes_max})."])
+Numa = Literal["auto", "none", "node", "socket", "exclusive", "core-complex"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +54,10 @@ class JobSpec:
     """What `trainrun.start` lays over its defaults: the fields of `trainrun.settings.TrainSettings`, as a mapping."""
     python: str = "/opt/pytorch/bin/python"
     """The image's Python that has torch (DLAMI: /opt/pytorch/bin/python)."""
+    numa: Numa = "auto"
+    """Which processors a rank may use, where a node has several NUMA nodes and GPUs: those of its GPU's NUMA node ("node") or
+    socket, an exclusive share of the NUMA node's, or one core complex (torchrun's --numa-binding); all ("none"). "auto" is
+    "node" where it can be done. A node that cannot do what is asked by name fails; mpirun takes "auto", "none" and "node"."""
 
     def __post_init__(self) -> None:
         if taken := sorted(set(OWNED_VARIABLES) & set(self.environment)):
@@ -91,6 +66,8 @@ class JobSpec:
         given |= {f"environment.{name}": text for name, text in self.environment.items()}
         if unfit := [name for name, text in given.items() if "\0" in text or not _encodes(text)]:
             raise ConfigError([f"{', '.join(unfit)} holds a NUL or half a surrogate pair, which no program can be given."])
+        if self.launcher == "mpirun" and self.numa not in ("auto", "none", "node"):
+            raise ConfigError([f"numa is {self.numa!r}, but the launcher mpirun takes 'auto', 'none' or 'node'."])
 
     @property
     def is_script(self) -> bool:
@@ -175,8 +152,12 @@ class MonitoringSpec:
     """How often metric lines are sent to the run's folder."""
     log_group: str = ""
     """CloudWatch log group of the cluster; empty means none."""
+    namespace: str = machine_metrics.NAMESPACE
+    """CloudWatch namespace of the machine's metrics, which the image's CloudWatch agent sends; empty leaves that agent alone."""
 
     def __post_init__(self) -> None:
+        if problem := machine_metrics.namespace_problem(self.namespace):
+            raise ConfigError([problem])
         if not 0 < self.publish_seconds < math.inf:
             raise ConfigError([f"publish_seconds is {self.publish_seconds}. Allowed: more than 0."])
 
@@ -292,6 +273,7 @@ __all__ = [
     "Launcher",
     "MonitoringSpec",
     "MountSpec",
+    "Numa",
     "RunSpec",
     "ShutdownSpec",
     "StorageSpec",
@@ -300,8 +282,11 @@ __all__ = [
     "VolumeSpec",
     "batch_sizes",
     "from_mapping",
+    "group_drains",
+    "hook_heartbeat",
     "host_bytes_of_bundled",
     "is_program",
+    "machine_metrics",
     "merge",
     "parse_scalar",
     "to_mapping",
