@@ -18,7 +18,9 @@ from trainrun.node.lnet import choose, use_efa
 from trainrun.node.mounts import prepare_mount
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
-from trainrun.node.prepare import prepare_storage
+from trainrun.node.prepare import storage_steps
+from trainrun.node.substeps import Done
+from trainrun.node.tools import Tools
 from trainrun.spec import MountSpec, StorageSpec, VolumeSpec
 
 STORE, EBS = "Amazon EC2 NVMe Instance Storage", "Amazon Elastic Block Store"
@@ -35,12 +37,15 @@ class Machine:
     failures: list[str] = field(default_factory=list)
     """What the next mounts fail with."""
     nets: dict[str, list[str]] = field(default_factory=dict)
+    parameters: dict[str, str] = field(default_factory=dict)
+    """Of Lustre, those that are not at their defaults."""
     commands: list[tuple[str, ...]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         (self.folder / "mounts").write_text("proc /proc proc rw 0 0\n")
         (self.folder / "fstab").write_text("LABEL=root / ext4 defaults 0 1\n")
         self.mounted = Mounted(table=self.folder / "mounts", fstab=self.folder / "fstab")
+        self.tools = Tools(run=self.run, packages=None)
 
     def add_disk(self, model: str, *, serial: str = "", **more: Any) -> str:
         path = self.folder / f"nvme{len(self.disks)}n1"
@@ -58,9 +63,23 @@ class Machine:
     def called(self, program: str) -> list[tuple[str, ...]]:
         return [command for command in self.commands if command[0] == program]
 
-    def run(self, *command: str) -> str:
+    def reboot(self) -> None:
+        """All that a kernel keeps is gone, and what /etc/fstab says is mounted, as systemd does it."""
+        (self.folder / "mounts").write_text("proc /proc proc rw 0 0\n")
+        self.nets.clear()
+        self.parameters.clear()
+        for disk in self.disks:
+            for one in (disk, *disk.pop("children", [])):
+                one.pop("mountpoint", None)
+        for line in self.fstab:
+            fields = line.split()
+            if not line.startswith("#") and fields[1] != "/" and "noauto" not in fields[3].split(","):
+                with (self.folder / "mounts").open("a") as table:
+                    table.write(f"{fields[0]} {fields[1]} {fields[2]} rw 0 0\n")
+
+    def run(self, *command: str, **_: Any) -> str:
         self.commands.append(command)
-        if command[0] in self.missing:
+        if command[0] in self.missing or (command[0] == "sh" and command[2].rpartition(" ")[2] in self.missing):
             raise StepFailed(f"{' '.join(command)} cannot be run.")
         act: Callable[..., str | None] = getattr(self, "_" + command[0].replace(".", "_"), lambda *_: "")
         return act(*command[1:]) or ""
@@ -104,6 +123,12 @@ class Machine:
     def _blkid(self, *arguments: str) -> str:
         return str(self._named(arguments[-1]).get("uuid", "uuid-of-old")) + "\n"
 
+    def _lctl(self, *arguments: str) -> str:
+        if arguments[0] == "set_param":
+            name, _, value = arguments[1].partition("=")
+            self.parameters[name] = value
+        return f"{self.parameters.get(arguments[-1], '8')}\n" if arguments[0] == "get_param" else "lctl 2.15"
+
     def _lnetctl(self, *arguments: str) -> str | None:
         if arguments[:2] == ("net", "add"):
             self.nets.setdefault(arguments[3], []).append(arguments[5])
@@ -115,12 +140,13 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Machine:
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr("trainrun.node.mounts.processors_here", lambda: 2)  # with many, a file of the machine would be written
     return Machine(tmp_path)
 
 
 def instance_store(machine: Machine, place: str) -> str:
-    return prepare_instance_store(place, run=machine.run, mounted=machine.mounted)
+    return prepare_instance_store(place, tools=machine.tools, mounted=machine.mounted).detail
 
 
 def test_boot_09_only_instance_store_disks_are_formatted(machine):
@@ -194,7 +220,7 @@ def test_a_blank_volume_is_formatted_once_and_returns_after_a_reboot(machine):
     wanted = machine.add_disk(EBS, serial="vol0bb")
     volume = VolumeSpec(device="/dev/sdf", path=machine.place("data"))
     for _ in range(2):
-        prepare_volume(volume, run=machine.run, mounted=machine.mounted, attached={"/dev/sdf": "vol-0bb"})
+        prepare_volume(volume, tools=machine.tools, mounted=machine.mounted, attached={"/dev/sdf": "vol-0bb"})
     assert machine.called("mkfs.xfs") == [("mkfs.xfs", wanted)]
     assert len(machine.called("mount")) == 1
     entry = f"UUID=uuid-of-{Path(wanted).name} {machine.place('data')} xfs noatime,nofail 0 0"
@@ -205,7 +231,7 @@ def test_a_blank_volume_is_formatted_once_and_returns_after_a_reboot(machine):
 def test_a_volume_with_files_is_mounted_as_it_is(machine):
     machine.add_disk(EBS, serial="vol0bb", fstype="ext4")
     volume = VolumeSpec(device="/dev/sdf", path=machine.place("data"))
-    prepare_volume(volume, run=machine.run, mounted=machine.mounted, attached={"/dev/sdf": "vol-0bb"})
+    prepare_volume(volume, tools=machine.tools, mounted=machine.mounted, attached={"/dev/sdf": "vol-0bb"})
     assert not machine.called("mkfs.xfs")
     assert machine.called("mount")[0][:3] == ("mount", "-t", "ext4")
 
@@ -214,7 +240,7 @@ def test_a_volume_before_nitro_is_known_by_its_letter(machine):
     machine.disks.append({"path": machine.place("xvdf"), "type": "disk"})
     Path(machine.place("xvdf")).touch()
     volume = VolumeSpec(device=machine.place("xvdf"), path=machine.place("data"))
-    prepare_volume(volume, run=machine.run, mounted=machine.mounted, attached={volume.device: "vol-0bb"})
+    prepare_volume(volume, tools=machine.tools, mounted=machine.mounted, attached={volume.device: "vol-0bb"})
     assert machine.mounted.at(machine.place("data")) == machine.place("xvdf")
 
 
@@ -228,7 +254,7 @@ def test_a_volume_may_take_a_while_to_show(machine):
 
     volume = VolumeSpec(device="/dev/sdf", path=machine.place("data"))
     attached = {"/dev/sdf": "vol-0bb"}
-    prepare_volume(volume, run=machine.run, mounted=machine.mounted, attached=attached, timeout=5, pause=pause)
+    prepare_volume(volume, tools=machine.tools, mounted=machine.mounted, attached=attached, timeout=5, pause=pause)
     assert len(pauses) == 2
 
 
@@ -244,14 +270,14 @@ def test_volumes_that_cannot_be_mounted(machine, attached, disk, message):
     machine.add_disk(EBS, serial="vol0bb", **disk)
     volume = VolumeSpec(device="/dev/sdf", path=machine.place("data"))
     with pytest.raises(StepFailed, match=message):
-        prepare_volume(volume, run=machine.run, mounted=machine.mounted, attached=attached, timeout=0)
+        prepare_volume(volume, tools=machine.tools, mounted=machine.mounted, attached=attached, timeout=0)
     assert not machine.called("mkfs.xfs")
 
 
 def test_lustre_is_mounted_and_returns_after_a_reboot(machine):
     mount = MountSpec(type="lustre", source=LUSTRE.source, path=machine.place("fsx"))
     for _ in range(2):
-        prepare_mount(mount, run=machine.run, mounted=machine.mounted, interface="ens5")
+        prepare_mount(mount, tools=machine.tools, mounted=machine.mounted, interface="ens5")
     assert machine.called("mount") == [("mount", "-t", "lustre", "-o", "noatime,flock", mount.source, mount.path)]
     assert machine.fstab[2] == f"{mount.source} {mount.path} lustre noatime,flock,_netdev,nofail 0 0"
     assert len(machine.fstab) == 4
@@ -270,7 +296,7 @@ def test_efs_is_mounted_as_its_guide_says(machine):
     plain = MountSpec(type="nfs4", source="fs-1.efs.us-east-1.amazonaws.com:/", path=machine.place("efs"))
     tls = MountSpec(type="efs", source="fs-1:/", path=machine.place("tls"), options="tls")
     for mount in (plain, tls):
-        prepare_mount(mount, run=machine.run, mounted=machine.mounted, interface="ens5")
+        prepare_mount(mount, tools=machine.tools, mounted=machine.mounted, interface="ens5")
     first, second = machine.called("mount")
     assert "nfsvers=4.1" in first[4] and "noresvport" in first[4]
     assert second == ("mount", "-t", "efs", "-o", "tls", "fs-1:/", tls.path)
@@ -280,23 +306,23 @@ def test_a_mount_is_tried_again_but_not_for_ever(machine):
     mount = MountSpec(type="lustre", source=LUSTRE.source, path=machine.place("fsx"))
     machine.failures = ["busy", "busy"]
     waited: list[float] = []
-    prepare_mount(mount, run=machine.run, mounted=machine.mounted, interface="ens5", pause=waited.append)
+    prepare_mount(mount, tools=machine.tools, mounted=machine.mounted, interface="ens5", pause=waited.append)
     assert waited == [2.0, 4.0] and machine.mounted.at(mount.path)
     other = MountSpec(type="lustre", source=LUSTRE.source, path=machine.place("other"))
     machine.failures = ["no route"] * 20
     with pytest.raises(StepFailed, match="no route"):
-        prepare_mount(other, run=machine.run, mounted=machine.mounted, interface="ens5", pause=waited.append)
+        prepare_mount(other, tools=machine.tools, mounted=machine.mounted, interface="ens5", pause=waited.append)
     assert len(machine.failures) == 14
 
 
 @pytest.mark.parametrize(
-    ("kind", "missing", "hint"), [("lustre", "modinfo", "dnf install -y lustre-client"), ("nfs4", "sh", "nfs-common")]
+    ("kind", "missing", "hint"), [("lustre", "modinfo", "dnf install -y lustre-client"), ("nfs4", "mount.nfs4", "nfs-common")]
 )
 def test_a_missing_client_is_named_with_what_to_do(machine, kind, missing, hint):
     machine.missing = {missing}
     with pytest.raises(StepFailed, match=hint):
         prepare_mount(
-            MountSpec(type=kind, source="s", path=machine.place("x")), run=machine.run, mounted=machine.mounted, interface=""
+            MountSpec(type=kind, source="s", path=machine.place("x")), tools=machine.tools, mounted=machine.mounted, interface=""
         )
 
 
@@ -311,7 +337,7 @@ def test_lustre_by_efa_sets_lnet_up_first_and_once(machine, tmp_path, monkeypatc
     assert machine.called("lnetctl").count(("lnetctl", "udsp", "add", "--src", "efa", "--priority", "0")) == 1
     monkeypatch.setattr("trainrun.node.mounts.use_efa", lambda interface, run: use_efa(interface, run=run, devices=devices))
     mount = MountSpec(type="lustre", source=LUSTRE.source, path=machine.place("fsx"), efa=True)
-    assert "by 2 EFA interfaces" in prepare_mount(mount, run=machine.run, mounted=machine.mounted, interface="ens5")
+    assert "by 2 EFA interfaces" in prepare_mount(mount, tools=machine.tools, mounted=machine.mounted, interface="ens5").detail
     assert machine.fstab[2].split()[3] == "noatime,flock,noauto"  # at boot it would go by TCP
 
 
@@ -344,30 +370,74 @@ def test_a_plain_node_gets_folders_and_is_told_so(tmp_path):
     def never(*_: str) -> Any:
         raise AssertionError("a plain node asks nothing and mounts nothing")
 
-    done = prepare_storage(storage, places=Places(root=tmp_path), address="127.0.0.1", attached=never, run=never)
-    assert [line.endswith("is a plain folder that stands in for a mount") for line in done] == [True] * 3
+    tools = Tools(run=never, packages=None)
+    for changed in (True, False):
+        steps = storage_steps(storage, places=Places(root=tmp_path), address="127.0.0.1", attached=never, tools=tools)
+        done = [action() for _, action in steps]
+        assert [name for name, _ in steps] == ["/scratch", "/data", "/fsx"]
+        assert [one.detail.endswith("is a plain folder that stands in for a mount") for one in done] == [True] * 3
+        assert [one.changed for one in done] == [changed] * 3
     assert all((tmp_path / name).is_dir() for name in ("fsx", "data", "scratch"))
 
 
-def test_all_storage_of_a_real_node_is_prepared(machine):
-    machine.add_disk(STORE)
-    machine.add_disk(EBS, serial="vol0bb")
+def all_storage(machine: Machine) -> dict[str, Done]:
+    """What an agent does for its storage, once."""
     storage = StorageSpec(
         location="s3://b",
         mounts=(MountSpec(type="lustre", source=LUSTRE.source, path=machine.place("fsx")),),
         volumes=(VolumeSpec(device="/dev/sdf", path=machine.place("data")),),
         instance_store=machine.place("scratch"),
     )
-    done = prepare_storage(
+    steps = storage_steps(
         storage,
         places=Places(root=Path("/")),
         address="127.0.0.1",
         attached=lambda: {"/dev/sdf": "vol-0bb"},
-        run=machine.run,
+        tools=machine.tools,
         mounted=machine.mounted,
     )
-    assert len(done) == 3
-    assert all(machine.mounted.at(machine.place(name)) for name in ("fsx", "data", "scratch"))
+    return {name: action() for name, action in steps}
+
+
+def test_all_storage_of_a_real_node_is_prepared_once_and_a_second_time_nothing_changes(machine):
+    machine.add_disk(STORE)
+    machine.add_disk(EBS, serial="vol0bb")
+    done = all_storage(machine)
+    names = [machine.place(name) for name in ("fsx", "data", "scratch")]
+    assert list(done) == ["instance store", f"volume {names[1]}", f"mount {names[0]}"]
+    assert all(one.changed for one in done.values())
+    assert all(machine.mounted.at(name) for name in names)
+    before, table = machine.fstab, (machine.folder / "mounts").read_text()
+    assert not any(one.changed for one in all_storage(machine).values())
+    assert (machine.fstab, (machine.folder / "mounts").read_text()) == (before, table)
+    assert len(machine.called("mkfs.xfs")) == 2 and len(machine.called("mount")) == 3
+
+
+def test_a_reboot_brings_all_storage_back(machine):
+    for _ in range(2):
+        machine.add_disk(STORE)
+    machine.add_disk(EBS, serial="vol0bb")
+    all_storage(machine)
+    formatted, fstab = len(machine.called("mkfs.xfs")), machine.fstab
+    machine.reboot()
+    assert machine.mounted.at(machine.place("fsx")) and machine.mounted.at(machine.place("data"))  # by fstab alone
+    done = all_storage(machine)
+    assert machine.mounted.at(machine.place("scratch")) == "/dev/md127"
+    assert len(machine.called("mkfs.xfs")) == formatted and machine.fstab == fstab
+    assert [name for name, one in done.items() if one.changed] == ["instance store", f"mount {machine.place('fsx')}"]
+    assert "tuned (6 of 6 parameters set)" in done[f"mount {machine.place('fsx')}"].detail  # lctl's settings die with the kernel
+
+
+def test_lustre_by_efa_comes_back_by_the_agent_after_a_reboot(machine, tmp_path, monkeypatch):
+    (tmp_path / "infiniband/rdmap0s0").mkdir(parents=True)
+    devices = tmp_path / "infiniband"
+    monkeypatch.setattr("trainrun.node.mounts.use_efa", lambda interface, run: use_efa(interface, run=run, devices=devices))
+    mount = MountSpec(type="lustre", source=LUSTRE.source, path=machine.place("fsx"), efa=True)
+    prepare_mount(mount, tools=machine.tools, mounted=machine.mounted, interface="ens5")
+    machine.reboot()
+    assert not machine.mounted.at(mount.path)  # mounted by the boot, it would go by TCP
+    again = prepare_mount(mount, tools=machine.tools, mounted=machine.mounted, interface="ens5")
+    assert again.changed and "by 1 EFA interfaces" in again.detail and machine.mounted.at(mount.path)
 
 
 def test_a_failed_command_says_what_it_said():

@@ -96,6 +96,7 @@ class Agent:
                 report.detail = prepare(
                     spec=self.spec,
                     places=self.places,
+                    node=self.identity.node,
                     address=self.identity.address,
                     attached=lambda: attached_volumes(node=self.identity.node, region=self.spec.region),
                 )

@@ -13,14 +13,18 @@ Run = Callable[..., str]
 TIMEOUT_SECONDS = 300
 
 
-def run(*command: str) -> str:
+def run(*command: str, timeout: float = TIMEOUT_SECONDS) -> str:
     """What a command prints.
+
+    Args:
+        command: the program and its arguments.
+        timeout: how long it may take, in seconds.
 
     Raises:
         StepFailed: there is no such command, it does not end, or it fails; with what it said.
     """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise StepFailed(f"{' '.join(command)} cannot be run: {error}.") from None
     if done.returncode:

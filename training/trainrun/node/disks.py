@@ -13,9 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainrun.node.commands import Run, remark
+from trainrun.node.commands import Run
+from trainrun.node.commands import remark as what_it_said
 from trainrun.node.fstab import Mounted
 from trainrun.node.outcome import StepFailed
+from trainrun.node.substeps import Done
+from trainrun.node.tools import Tools
 from trainrun.spec import VolumeSpec
 
 INSTANCE_STORE_MODEL = "Amazon EC2 NVMe Instance Storage"
@@ -77,7 +80,7 @@ def _disk(entry: Mapping[str, Any]) -> Disk:
     )
 
 
-def prepare_instance_store(path: str, *, run: Run, mounted: Mounted) -> str:
+def prepare_instance_store(path: str, *, tools: Tools, mounted: Mounted) -> Done:
     """Mount the instance store at ``path``: all of its disks as one RAID 0. May run again. Returns what was done.
 
     Where the image has mounted it already (AWS's deep-learning images do), it is shown at ``path`` too. A node without
@@ -89,21 +92,23 @@ def prepare_instance_store(path: str, *, run: Run, mounted: Mounted) -> str:
     """
     Path(path).mkdir(parents=True, exist_ok=True)
     if mounted.at(path):
-        return f"instance store at {path}"
+        return Done(f"instance store at {path}")
+    run = tools.run
     disks = [disk for disk in read_disks(run) if disk.model == INSTANCE_STORE_MODEL]
     if not disks:
-        return f"no instance store found; {path} is a folder of the root volume"
+        return Done(f"no instance store found, {path} is a folder of the root volume")
     in_use = [part.mountpoint for disk in disks for part in disk.tree() if part.mountpoint]
     if in_use:
         run("mount", "--bind", in_use[0], path)
-        return f"instance store, mounted by the image at {in_use[0]}, shown at {path}"
+        return Done(f"instance store, mounted by the image at {in_use[0]}, shown at {path}", changed=True)
+    remark = tools.need("mkfs.xfs") + (tools.need("mdadm") if len(disks) > 1 else "")
     if not all(disk.is_blank for disk in disks):
         disks = _assembled(disks, run)
     device, made = _one_device(disks, run)
     if not made.label:
         run("mkfs.xfs", "-f", "-L", LABEL, device)
     run("mount", "-t", "xfs", "-o", "noatime", device, path)
-    return f"instance store of {len(disks)} disks at {path}"
+    return Done(f"instance store of {len(disks)} disks at {path}{remark}", changed=True)
 
 
 def _assembled(disks: list[Disk], run: Run) -> list[Disk]:
@@ -140,17 +145,17 @@ def _one_device(disks: list[Disk], run: Run) -> tuple[str, Disk]:
 def prepare_volume(
     volume: VolumeSpec,
     *,
-    run: Run,
+    tools: Tools,
     mounted: Mounted,
     attached: Mapping[str, str],
     timeout: float = ATTACH_SECONDS,
     pause: Callable[[float], None] = time.sleep,
-) -> str:
+) -> Done:
     """Mount an EBS volume, formatted when it is blank. May run again. Returns what was done.
 
     Args:
         volume: the volume.
-        run: runs commands.
+        tools: programs, and what runs them.
         mounted: what is mounted, and /etc/fstab.
         attached: volume id by the device name of the launch template, as EC2 tells it.
         timeout: how long the disk may take to show, in seconds.
@@ -159,21 +164,23 @@ def prepare_volume(
     Raises:
         StepFailed: there is no such volume, or it holds partitions.
     """
+    run = tools.run
     disk = _disk_of(volume, run=run, attached=attached, timeout=timeout, pause=pause)
     if disk.parts:
         raise StepFailed(f"The EBS volume {volume.device} ({disk.path}) holds partitions. Use a snapshot of a plain file system.")
-    done = "mounted"
+    done, remark = "mounted", ""
     if not disk.filesystem:
+        remark = tools.need("mkfs.xfs")
         run("mkfs.xfs", disk.path)
         done = "formatted and mounted"
     kind = disk.filesystem or "xfs"
     identity = run("blkid", "-s", "UUID", "-o", "value", disk.path).strip()
-    mounted.keep(f"UUID={identity}", volume.path, kind, "noatime,nofail")
+    changed = mounted.keep(f"UUID={identity}", volume.path, kind, "noatime,nofail")
     if mounted.at(volume.path):
-        return f"volume {volume.device} at {volume.path}"
+        return Done(f"volume {volume.device} at {volume.path}", changed)
     Path(volume.path).mkdir(parents=True, exist_ok=True)
     said = run("mount", "-t", kind, "-o", "noatime", disk.path, volume.path)
-    return f"volume {volume.device} {done} at {volume.path}{remark(said)}"
+    return Done(f"volume {volume.device} {done} at {volume.path}{remark}{what_it_said(said)}", changed=True)
 
 
 def _disk_of(

@@ -22,8 +22,12 @@ class Mounted:
                 source = fields[0]  # the last one lies on top
         return source
 
-    def keep(self, source: str, path: str, kind: str, options: str) -> None:
-        """Have something mounted after each boot. The entry replaces one of ours for the same path."""
+    def keep(self, source: str, path: str, kind: str, options: str) -> bool:
+        """Have something mounted after each boot. The entry replaces one of ours for the same path.
+
+        Returns:
+            Whether the entry is new.
+        """
         try:
             lines = self._fstab.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -32,12 +36,13 @@ class Mounted:
         kept = [line for line in ours if line.split()[1] != path]
         entry = f"{source} {path} {kind} {options} 0 0"
         if entry in ours and len(kept) == len(ours) - 1:
-            return
+            return False
         text = "\n".join([*before, BEGIN, *kept, entry, END, *after]) + "\n"
         new = self._fstab.with_name(f"{self._fstab.name}.traincluster")
         new.write_text(text, encoding="utf-8")
         new.chmod(0o644)
         new.replace(self._fstab)  # a crash leaves the old one or the new one
+        return True
 
 
 def _split(lines: list[str]) -> tuple[list[str], list[str], list[str]]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trainrun.node.commands import Run, remark
+from trainrun.node import lustre
+from trainrun.node.commands import remark as what_it_said
+from trainrun.node.environment import processors_here
 from trainrun.node.fstab import Mounted
 from trainrun.node.lnet import use_efa
 from trainrun.node.outcome import StepFailed
+from trainrun.node.substeps import Done
+from trainrun.node.tools import Tools
 from trainrun.spec import MountSpec
 
 OPTIONS = {
@@ -39,16 +44,16 @@ HINTS = {
 def prepare_mount(
     mount: MountSpec,
     *,
-    run: Run,
+    tools: Tools,
     mounted: Mounted,
     interface: str,
     pause: Callable[[float], None] = time.sleep,
-) -> str:
+) -> Done:
     """Mount a shared file system, now and after each boot. May run again. Returns what was done.
 
     Args:
         mount: the file system.
-        run: runs commands.
+        tools: programs, and what runs them.
         mounted: what is mounted, and /etc/fstab.
         interface: name of the node's primary network interface, for Lustre by EFA.
         pause: waits.
@@ -59,32 +64,66 @@ def prepare_mount(
     options = ",".join(part for part in (OPTIONS[mount.type], mount.options) if part)
     # By EFA it is for this program to mount it at each boot, once the interfaces are set up: earlier, it would go by TCP.
     at_boot = "noauto" if mount.efa else BOOT_OPTIONS
-    mounted.keep(mount.source, mount.path, mount.type, ",".join(part for part in (options, at_boot) if part))
-    if mounted.at(mount.path):
-        return f"{mount.type} at {mount.path}"
-    _load_client(mount, run)
-    way = f" by {use_efa(interface, run=run)}" if mount.efa else ""
+    changed = mounted.keep(mount.source, mount.path, mount.type, ",".join(part for part in (options, at_boot) if part))
+    done = f"{mount.type} at {mount.path}"
+    if not mounted.at(mount.path):
+        remark = _need_client(mount, tools)
+        way = f" by {use_efa(interface, run=tools.run)}" if mount.efa else ""
+        said = _mount(mount, options, tools=tools, mounted=mounted, pause=pause)
+        done, changed = f"{mount.type} mounted{way} at {mount.path}{remark}{what_it_said(said)}", True
+    if mount.type == "lustre":
+        tuned, newly = lustre.tune(tools.run)
+        return Done(f"{done}, {tuned}", changed or newly)
+    return Done(done, changed)
+
+
+def _mount(mount: MountSpec, options: str, *, tools: Tools, mounted: Mounted, pause: Callable[[float], None]) -> str:
+    """Mount it, with several attempts; what mount said."""
     Path(mount.path).mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", mount.type, *(["-o", options] if options else []), mount.source, mount.path]
     for seconds in (*PAUSES, None):
         try:
-            said = run(*command)
-            break
+            return tools.run(*command)
         except StepFailed:
             if mounted.at(mount.path):  # the boot's own attempt came first
-                return f"{mount.type} at {mount.path}"
+                return ""
             if seconds is None:
                 raise
             pause(seconds)
-    return f"{mount.type} mounted{way} at {mount.path}{remark(said)}"
+    raise AssertionError("the last attempt returns or raises")
 
 
-def _load_client(mount: MountSpec, run: Run) -> None:
-    """Check that the image can mount such a file system, and say how to mend it if not."""
-    helper = f"mount.{mount.type}"
+def _need_client(mount: MountSpec, tools: Tools) -> str:
+    """Have what mounts such a file system. Returns a remark about what was installed for it.
+
+    Raises:
+        StepFailed: the image lacks it and it cannot be installed, with how to mend that.
+    """
     try:
-        run("sh", "-c", f'PATH="$PATH:/sbin:/usr/sbin"; command -v {helper}')
-        if mount.type == "lustre":
-            run("modinfo", "lustre")  # loading it would set up its network before EFA is in it
+        return _need_lustre(tools) if mount.type == "lustre" else tools.need(f"mount.{mount.type}")
     except StepFailed as failure:
         raise StepFailed(f"{mount.source} cannot be mounted: {failure} {HINTS[mount.type]}.") from None
+
+
+def _need_lustre(tools: Tools) -> str:
+    """Have the client for the kernel that runs, and its options in place before its modules are loaded."""
+    lustre.write_module_options(processors=processors_here())
+    remark = ""
+    if not _has_lustre(tools):
+        if tools.packages is None:
+            raise StepFailed("The image has no Lustre client for the kernel that runs.")
+        remark = lustre.install_client(tools.packages, kernel=platform.release())
+        if not _has_lustre(tools):
+            raise StepFailed(f"The Lustre client was installed, but it has no modules for the kernel {platform.release()}.")
+    return remark
+
+
+def _has_lustre(tools: Tools) -> bool:
+    """Whether there is a client with modules for this kernel. Loading one would set up its network before EFA is in it."""
+    if not tools.has("mount.lustre"):
+        return False
+    try:
+        tools.run("modinfo", "lustre")
+    except StepFailed:
+        return False
+    return True
