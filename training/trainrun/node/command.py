@@ -15,7 +15,7 @@ KEEP_ALIVE_SECONDS = 1
 
 
 def torchrun_command(
-    spec: RunSpec, *, python: str, places: Places, identity: Identity, meeting: Meeting, first: bool
+    spec: RunSpec, *, python: str, places: Places, identity: Identity, meeting: Meeting, first: bool, numa: str = ""
 ) -> list[str]:
     """The command line.
 
@@ -30,6 +30,7 @@ def torchrun_command(
         identity: this node.
         meeting: what the nodes agreed on.
         first: whether this is the first launch since the agent started.
+        numa: how torchrun is to bind ranks to processors; "" leaves them unbound (`numa.binding`).
     """
     cluster, claim = spec.cluster, meeting.claim
     waits_for_more = first and meeting.expected > cluster.nodes_min
@@ -54,6 +55,7 @@ def torchrun_command(
         f"--shutdown-timeout={spec.timeouts.stop_grace}",
         f"--log-dir={places.rank_logs}",
         "--redirects=3",
+        *([f"--numa-binding={numa}"] if numa else []),
         *(["--no-python"] if job.is_program else [] if job.is_script else ["-m"]),
         "--",  # or argparse would take an argument of the job, such as --log, for a short form of torchrun's own
         entry_point(job, places=places),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from trainrun.node.command import rank_command
 from trainrun.node.interface import network_of
@@ -39,6 +39,7 @@ def mpi_launch(
     beacon: int,
     store: Store,
     environment: Callable[[Mapping[str, str]], dict[str, str]],
+    processors: Sequence[Sequence[int]] = (),
 ) -> MpiLaunch:
     """This node's part of a launch.
 
@@ -55,6 +56,7 @@ def mpi_launch(
         beacon: port on which this node's agent shows that it is alive.
         store: the run's folder.
         environment: what ranks get over a given environment (`rank_environment`).
+        processors: those that each rank of this node is bound to; none means all.
 
     Raises:
         StepFailed: there is no Open MPI.
@@ -67,6 +69,7 @@ def mpi_launch(
         command=rank_command(job, python=python, places=places),
         working_directory=str(working_directory(places)),
         folder=str(folder),
+        processors=[list(one) for one in processors],
     )
     shutil.rmtree(places.mpi, ignore_errors=True)  # of a launch before this one
     places.mpi.mkdir()

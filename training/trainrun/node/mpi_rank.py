@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 VARIABLE = "TRAINRUN_RANK"
@@ -31,6 +31,8 @@ class RankOrder:
     working_directory: str
     folder: str
     """Where each rank's folder is, named by its number on the node: stdout.log, stderr.log, pid, exit_code."""
+    processors: list[list[int]] = field(default_factory=list)
+    """Those that each rank of the node may use; none means all."""
 
     def to_text(self) -> str:
         return json.dumps(asdict(self))
@@ -57,6 +59,8 @@ def main() -> int:
     environment = dict(os.environ)
     order = RankOrder(**json.loads(environment.pop(VARIABLE)))
     environment |= variables(environment)
+    if order.processors:
+        os.sched_setaffinity(0, order.processors[int(environment["LOCAL_RANK"])])
     folder = Path(order.folder) / environment["LOCAL_RANK"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "stdout.log").open("ab") as output, (folder / "stderr.log").open("ab") as errors:

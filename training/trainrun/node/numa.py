@@ -45,35 +45,54 @@ def read_topology(sys: Path = Path("/sys")) -> Topology:
     return Topology(processors, tuple(int((device / "numa_node").read_text(encoding="ascii")) for device in devices))
 
 
-def binding(job: JobSpec, cluster: ClusterSpec, *, python: str, topology: Topology) -> tuple[str, str]:
-    """How ranks are to be bound: the way ("" for not at all), and why.
+@dataclass(frozen=True, kw_only=True)
+class Binding:
+    """How the ranks of this node are bound."""
+
+    way: str = ""
+    """What torchrun is told; "" for not at all."""
+    why: str = ""
+    processors: tuple[tuple[int, ...], ...] = ()
+    """Those that each rank may use under mpirun; none means all."""
+
+    def __str__(self) -> str:
+        return (
+            f"ranks bound to processors by {self.way} ({self.why})" if self.way else f"ranks not bound to processors ({self.why})"
+        )
+
+
+def bind(job: JobSpec, cluster: ClusterSpec, *, python: str, topology: Topology | None = None) -> Binding:
+    """Decide how ranks are bound.
 
     Args:
         job: what runs; its ``numa`` says what is wanted.
         cluster: what a node has.
         python: the job's Python.
-        topology: what the kernel says.
+        topology: what the kernel says; None asks it.
 
     Raises:
         StepFailed: a way that the job asks for by name cannot be gone on this node.
     """
     if job.numa == "none":
-        return "", "the job wants no binding"
+        return Binding(why="the job wants none")
     if cluster.accelerator != "nvidia":
-        return "", "no GPUs to be near to"
+        return Binding(why="no GPUs to be near to")
+    topology = topology or read_topology()
     if len(topology.processors) < 2:
-        return "", "all processors are equally near"
-    obstacle = _obstacle(job, cluster, python=python, topology=topology)
+        return Binding(why="all processors are equally near")
+    near = processors_of_ranks(topology, allowed=allowed_processors())
+    obstacle = _obstacle(job, cluster, python=python, near=near)
     if obstacle and job.numa != "auto":
         raise StepFailed(f"numa is {job.numa!r}, but ranks cannot be bound: {obstacle}. Leave numa out to train without.")
     if obstacle:
-        return "", obstacle
-    return ("node" if job.numa == "auto" else job.numa), f"{len(topology.processors)} NUMA nodes"
+        return Binding(why=obstacle)
+    way = "node" if job.numa == "auto" else job.numa
+    return Binding(way=way, why=f"{len(topology.processors)} NUMA nodes", processors=tuple(near))
 
 
-def processors_of_ranks(topology: Topology, *, allowed: frozenset[int]) -> list[list[int]]:
-    """The processors at each GPU, as far as this process may use them."""
-    return [sorted(topology.processors[node] & allowed) for node in topology.gpus]
+def processors_of_ranks(topology: Topology, *, allowed: frozenset[int]) -> list[tuple[int, ...]]:
+    """The processors at each GPU, as far as this process may use them; none where the kernel does not say where a GPU is."""
+    return [tuple(sorted(topology.processors.get(node, frozenset()) & allowed)) for node in topology.gpus]
 
 
 def allowed_processors() -> frozenset[int]:
@@ -81,14 +100,12 @@ def allowed_processors() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def _obstacle(job: JobSpec, cluster: ClusterSpec, *, python: str, topology: Topology) -> str:
+def _obstacle(job: JobSpec, cluster: ClusterSpec, *, python: str, near: list[tuple[int, ...]]) -> str:
     """Why ranks cannot be bound; "" when they can."""
     if cluster.processes_per_node != cluster.accelerators_per_node:
         return f"there are {cluster.processes_per_node} ranks for {cluster.accelerators_per_node} GPUs"
-    if len(topology.gpus) != cluster.accelerators_per_node or not set(topology.gpus) <= set(topology.processors):
-        return "the kernel does not say which processors each GPU is at"  # torchrun would take NUMA node 0 for all
-    if not all(processors_of_ranks(topology, allowed=allowed_processors())):
-        return "the agent may not use any of the processors at some GPU"
+    if len(near) != cluster.accelerators_per_node or not all(near):  # torchrun would take NUMA node 0 for such a GPU
+        return "the kernel does not say which processors each GPU is at, or the agent may not use them"
     if job.launcher == "mpirun":
         return ""
     if not shutil.which("numactl"):
