@@ -36,6 +36,8 @@ OWNED_VARIABLES = (
 
 Launcher = Literal["torchrun", "mpirun"]
 
+StopSignal = Literal["", "SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"]
+
 Numa = Literal["auto", "none", "node", "socket", "exclusive", "core-complex"]
 
 
@@ -54,6 +56,9 @@ class JobSpec:
     """What `trainrun.start` lays over its defaults: the fields of `trainrun.settings.TrainSettings`, as a mapping."""
     python: str = "/opt/pytorch/bin/python"
     """The image's Python that has torch (DLAMI: /opt/pytorch/bin/python)."""
+    stop_signal: StopSignal = ""
+    """What each rank of a node gets, once, besides the file "stop" when the node asks it to save and leave; empty means
+    nothing. `trainrun.start` needs none; a loop of one's own may rather handle a signal than look for a file."""
     numa: Numa = "auto"
     """Which processors a rank may use, where a node has several NUMA nodes and GPUs: those of its GPU's NUMA node ("node") or
     socket, an exclusive share of the NUMA node's, or one core complex (torchrun's --numa-binding); all ("none"). "auto" is
@@ -276,6 +281,7 @@ __all__ = [
     "Numa",
     "RunSpec",
     "ShutdownSpec",
+    "StopSignal",
     "StorageSpec",
     "TimeoutSpec",
     "TrainSettings",

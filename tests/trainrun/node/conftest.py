@@ -29,7 +29,7 @@ TRAINRUN = Path(__file__).resolve().parents[3] / "training" / "trainrun"
 
 
 class FakeMetadata:
-    """An IMDSv2 on 127.0.0.1 for one node. ``faults`` are served first: a status, or "silence"."""
+    """An IMDSv2 on 127.0.0.1 for one node. ``faults`` are served first: a status, "silence", or a harmed answer."""
 
     def __init__(self, items: dict[str, str]) -> None:
         self.items = items
@@ -54,6 +54,8 @@ class FakeMetadata:
                 if fault == "silence":
                     time.sleep(0.6)
                     self.close_connection = True
+                elif fault in ("torn", "dribble", "garbage"):
+                    self.harm(fault)
                 elif isinstance(fault, int):
                     self.answer(fault)
                 elif self.headers.get("X-aws-ec2-metadata-token") not in fake.tokens:
@@ -61,6 +63,21 @@ class FakeMetadata:
                 else:
                     item = fake.items.get(self.path.removeprefix("/latest/meta-data/"))
                     self.answer(404) if item is None else self.answer(200, item)
+
+            def harm(self, fault: str) -> None:
+                """An answer that breaks off, one that comes a byte at a time, one that is no HTTP."""
+                if fault == "garbage":
+                    self.wfile.write(b"\0\xff not HTTP\r\n\r\n")
+                else:
+                    self.send_response(200)
+                    self.send_header("Content-Length", "20")
+                    self.end_headers()
+                    for _ in range(8 if fault == "dribble" else 1):
+                        with suppress(OSError):  # who asked has given up
+                            self.wfile.write(b"x")
+                            self.wfile.flush()
+                        time.sleep(0.1 if fault == "dribble" else 0.0)
+                self.close_connection = True
 
             def answer(self, status: int, text: str = "") -> None:
                 self.send_response(status)

@@ -8,15 +8,11 @@ import time
 
 import pytest
 
-from trainrun.deadline import seconds_in
 from trainrun.directory import DirectoryStore
-from trainrun.node.events import Events
 from trainrun.node.finish import Result, finish
-from trainrun.node.metadata import Identity, Metadata, MetadataError
 from trainrun.node.metric_files import MetricFiles
 from trainrun.node.outcome import Outcome
 from trainrun.node.periodic import Periodic
-from trainrun.node.watch import Notices
 from trainrun.spec import ShutdownSpec
 from trainrun.store import StoreError
 
@@ -24,79 +20,6 @@ from trainrun.store import StoreError
 @pytest.fixture
 def store(tmp_path):
     return DirectoryStore(tmp_path / "run")
-
-
-class TestNotices:
-    @pytest.fixture
-    def service(self, fake_metadata, monkeypatch):
-        fake = fake_metadata()
-        monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
-        monkeypatch.setenv("AWS_EC2_METADATA_SERVICE_ENDPOINT", fake.endpoint)
-        return fake
-
-    @pytest.fixture
-    def notices(self, service, store, tmp_path):
-        events = Events(identity=Identity(node="i-1", address="10.0.0.7"), path=tmp_path / "events", store=store)
-        metadata = Metadata(timeout=0.3, attempts=2, pause=0.01)
-        return Notices(metadata=metadata, stop_file=tmp_path / "stop", stop_grace=90, events=events)
-
-    def reported(self, tmp_path):
-        path = tmp_path / "events"
-        return [json.loads(line)["detail"] for line in path.read_text().splitlines()] if path.exists() else []
-
-    def test_no_notice_does_nothing(self, notices, tmp_path):
-        notices.look()
-        assert not (tmp_path / "stop").exists()
-        assert self.reported(tmp_path) == []
-
-    def test_a_spot_notice_asks_all_ranks_to_stop_once(self, service, notices, tmp_path):
-        service.items["spot/instance-action"] = '{"action": "terminate", "time": "2026-11-30T12:00:00Z"}'
-        notices.look()
-        notices.look()
-        text = (tmp_path / "stop").read_text()
-        assert text == "90 seconds left; spot interruption notice: terminate at 2026-11-30T12:00:00Z\n"
-        assert seconds_in(text, otherwise=1.0) == 90.0
-        assert len(self.reported(tmp_path)) == 1
-
-    @pytest.mark.parametrize(("ahead", "told"), [(40, range(35, 41)), (120, [90]), (-40, [90])])
-    def test_the_ranks_are_told_how_long_they_have(self, service, notices, tmp_path, ahead, told):
-        """The notice's time, if the agent would not end them before. One in the past is a clock that is wrong."""
-        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + ahead))
-        service.items["spot/instance-action"] = json.dumps({"action": "terminate", "time": moment})
-        notices.look()
-        assert int(seconds_in((tmp_path / "stop").read_text(), otherwise=1.0)) in told
-
-    def test_a_notice_that_cannot_be_read_is_a_notice(self, service, notices, tmp_path):
-        service.items["spot/instance-action"] = "terminate!"
-        notices.look()
-        assert (tmp_path / "stop").read_text() == "90 seconds left; spot interruption notice: terminate!\n"
-
-    def test_a_rebalance_recommendation_is_reported_and_stops_nothing(self, service, notices, tmp_path):
-        service.items["events/recommendations/rebalance"] = '{"noticeTime": "2026-11-30T12:00:00Z"}'
-        notices.look()
-        notices.look()
-        assert len(self.reported(tmp_path)) == 1
-        assert not (tmp_path / "stop").exists()
-
-    def test_ela_09_errors_do_not_end_the_watch_and_the_notice_is_seen(self, service, notices, tmp_path):
-        service.faults = [404, 404, 401, 500, 500, "silence", "silence", 503]
-        service.items["spot/instance-action"] = '{"action": "stop", "time": "2026-11-30T12:00:00Z"}'
-        failures = []
-
-        def look():
-            try:
-                notices.look()
-            except MetadataError as error:
-                failures.append(error)
-                raise
-
-        deadline = time.monotonic() + 10
-        with Periodic("notices", 0.02, look):
-            while not (tmp_path / "stop").exists():
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
-        assert failures
-        assert service.faults == []
 
 
 class TestPeriodic:

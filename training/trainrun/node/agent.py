@@ -7,15 +7,17 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import FrameType
 
 from trainrun.config import ConfigError
 from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
+from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
 from trainrun.node.check import check
 from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
+from trainrun.node.departure import Departure, leave_if_asked
 from trainrun.node.environment import EFA_LIBRARY_FOLDERS, processors_here, rank_environment
 from trainrun.node.events import Events
 from trainrun.node.finish import Result, finish
@@ -27,12 +29,15 @@ from trainrun.node.meet import Meet, Meeting
 from trainrun.node.metadata import Identity, Metadata, identify
 from trainrun.node.metric_files import MetricFiles
 from trainrun.node.mpi import mpi_launch
-from trainrun.node.outcome import DO_NOT_RESTART, Leave, Outcome, StepFailed
+from trainrun.node.notices import RebalanceRecommendation, ScheduledEvents, SpotInterruption, Termination
+from trainrun.node.numa import Binding, bind
+from trainrun.node.outcome import DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed
+from trainrun.node.periodic import Periodic
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
 from trainrun.node.processes import adopt_orphans
 from trainrun.node.train import Train
-from trainrun.node.watch import Notices, Regroup, watching
+from trainrun.node.watch import NOTICE_SECONDS, Regroup, Watch, watching
 from trainrun.spec import RunSpec
 from trainrun.store import open_store
 
@@ -63,11 +68,18 @@ def run(places: Places) -> int:
     identity = identify(metadata)
     stream = _log_stream(spec, identity)
     with Events(identity=identity, path=places.events, store=open_store(spec.run_location), stream=stream) as events:
+        agent = Agent(spec, places=places, metadata=metadata, identity=identity, events=events)
         try:
-            return Agent(spec, places=places, metadata=metadata, identity=identity, events=events).run()
-        except Leave as leave:
+            code = agent.run()
+        except Signalled as leave:
             log.info("%s", leave)
             return 0
+        except Leave as leave:
+            log.info("%s", leave)
+            code = 0
+    with suppress(Signalled):
+        agent.departure.linger(metadata.get)
+    return code
 
 
 class Agent:
@@ -83,13 +95,37 @@ class Agent:
         self.store = open_store(spec.run_location)
         self.group = Group(node=identity.node, region=spec.region)
         self.result = Result(store=self.store, since=time.time())
+        self.binding = Binding()
         self.metric_files = MetricFiles(folder=places.metrics, store=self.store, node=identity.node)
+        self.departure = Departure(
+            stop_file=places.stop_file,
+            stop_grace=spec.timeouts.stop_grace,
+            group=self.group,
+            hook=spec.cluster.termination_hook,
+        )
 
     def run(self) -> int:
-        """All steps in order.
+        """All steps in order, with an ear for notices from the first to the last.
 
         Raises:
             Leave: this node's part has ended without a result of its own.
+        """
+        with Periodic("Asking for notices", NOTICE_SECONDS, self.notices().look):
+            try:
+                return self.steps()
+            except Signalled:
+                raise
+            except Leave:
+                if self.departure.ends_run:
+                    return self.finish(Outcome(state="stopped", reason=f"It saved and stopped: {self.departure.ends_run}."))
+                self.departure.carry_out()
+                raise
+
+    def steps(self) -> int:
+        """What `run` does if there is no notice.
+
+        Raises:
+            Leave: as `run`.
         """
         try:
             with self.events.step("prepare") as report:
@@ -100,11 +136,18 @@ class Agent:
                     address=self.identity.address,
                     attached=lambda: attached_volumes(node=self.identity.node, region=self.spec.region),
                 )
+            leave_if_asked(self.places.stop_file)
             with self.events.step("check") as report:
-                report.detail = check(spec=self.spec, python=self.python, store=self.store, events=self.events)
+                found = check(spec=self.spec, python=self.python, store=self.store, events=self.events)
+                self.binding = bind(self.spec.job, self.spec.cluster, python=self.python)
+                report.detail = f"{found}, {self.binding}"
         except StepFailed:
             return DO_NOT_RESTART
-        outcome = self.train()
+        leave_if_asked(self.places.stop_file)
+        return self.finish(self.train())
+
+    def finish(self, outcome: Outcome) -> int:
+        """Put the result down and have the group go, or stay. Returns the agent's exit code."""
         with self.events.step("finish") as report:
             report.detail = finish(
                 outcome,
@@ -132,6 +175,7 @@ class Agent:
                 nodes_min=self.spec.cluster.nodes_min,
                 peer_lost=self.spec.timeouts.peer_lost,
                 ended=self.result.ended,
+                leave_if_asked=lambda: leave_if_asked(self.places.stop_file),
             )
             train = Train(
                 spec=self.spec,
@@ -140,6 +184,7 @@ class Agent:
                 meet=meet,
                 launch=lambda meeting, first: self.launch(meeting, first, beacon=beacon.port),
                 watch=self.watch,
+                training=self.departure.training,
             )
             try:
                 return train.run()
@@ -163,9 +208,16 @@ class Agent:
                 beacon=beacon,
                 store=self.store,
                 environment=self.rank_environment,
+                processors=self.binding.processors,
             )
         command = torchrun_command(
-            self.spec, python=self.python, places=self.places, identity=self.identity, meeting=meeting, first=first
+            self.spec,
+            python=self.python,
+            places=self.places,
+            identity=self.identity,
+            meeting=meeting,
+            first=first,
+            numa=self.binding.way,
         )
         log.info("Launching: %s", " ".join(command))
         return TorchrunLaunch(command, environment=self.rank_environment(os.environ), places=self.places)
@@ -181,15 +233,31 @@ class Agent:
             libraries=[folder for folder in EFA_LIBRARY_FOLDERS if folder.is_dir()],
         )
 
+    def notices(self) -> Watch:
+        """What is watched from the first step on."""
+        grace = self.spec.timeouts.stop_grace
+        return Watch(
+            kinds=[
+                SpotInterruption(),
+                Termination(),
+                RebalanceRecommendation(),
+                ScheduledEvents(stop_grace=grace),
+                CapacityBlockEnd(
+                    self.spec.cluster,
+                    stop_grace=grace,
+                    find=capacity_block_end(node=self.identity.node, region=self.spec.region),
+                ),
+            ],
+            ask=Metadata(attempts=1).get,
+            drills=self.places.drills,
+            departure=self.departure,
+            save_file=self.places.save_file,
+            events=self.events,
+        )
+
     def watch(self, regroup: Regroup, meeting: Meeting) -> AbstractContextManager[None]:
         """Watch what is to be watched beside torchrun."""
         return watching(
-            notices=Notices(
-                metadata=self.metadata,
-                stop_file=self.places.stop_file,
-                stop_grace=self.spec.timeouts.stop_grace,
-                events=self.events,
-            ),
             metric_files=self.metric_files,
             regroup=regroup,
             publish_seconds=self.spec.monitoring.publish_seconds,
@@ -204,7 +272,7 @@ def _log_stream(spec: RunSpec, identity: Identity) -> LogStream | None:
 
 def _leave(number: int, _: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)  # once is enough: the ranks are saving
-    raise Leave(f"The agent was asked to stop ({signal.Signals(number).name}).")
+    raise Signalled(f"The agent was asked to stop ({signal.Signals(number).name}).")
 
 
 def _log_to(places: Places) -> None:

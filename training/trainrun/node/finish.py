@@ -83,7 +83,7 @@ def finish(
                 raise
             log.exception("The result is not durable yet; trying again.")
             time.sleep(5.0)
-    then = shutdown.on_success if outcome.state == "succeeded" else shutdown.on_failure
+    then = {"succeeded": shutdown.on_success, "failed": shutdown.on_failure, "stopped": "scale_to_zero"}[outcome.state]
     if then == "scale_to_zero":
         group.scale_to_zero()
         return f"{outcome.state}; the group is scaled to zero"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import abc
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from trainrun.node.places import Places
-from trainrun.node.processes import kill_descendants
+from trainrun.node.processes import kill_descendants, ranks_below
 
 EXPLAINING_LINES = 12
 TAIL_BYTES = 16384
@@ -37,6 +39,12 @@ class Launch(abc.ABC):
     @abc.abstractmethod
     def stop(self, *, grace: float) -> None:
         """Ask the ranks to end, which may save and leave, and kill whatever is left after ``grace`` seconds."""
+
+    def signal_ranks(self, number: signal.Signals) -> None:
+        """Send each rank of this node a signal; not what the ranks themselves have started."""
+        for rank in ranks_below(os.getpid()):
+            with suppress(ProcessLookupError):
+                os.kill(rank, number)
 
     @abc.abstractmethod
     def rank_exit_codes(self) -> list[int]:

@@ -67,6 +67,7 @@ class Meet:
         nodes_min: int,
         peer_lost: float,
         ended: Callable[[], str],
+        leave_if_asked: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         identity: this node.
@@ -77,6 +78,7 @@ class Meet:
         nodes_min: fewest nodes in service to go on with.
         peer_lost: seconds of silence after which a host that is still listed counts as lost.
         ended: why the run is over, or "" while it is not.
+        leave_if_asked: raises `Leave` when this node was given notice.
         """
         self._identity = identity
         self._port = port
@@ -86,6 +88,7 @@ class Meet:
         self._nodes_min = nodes_min
         self._peer_lost = peer_lost
         self._ended = ended
+        self._leave_if_asked = leave_if_asked
 
     def wait(self, *, timeout: float) -> Meeting:
         """Wait until enough nodes are in service and a live one of them hosts the rendezvous.
@@ -100,6 +103,7 @@ class Meet:
         silence = Silence()
         problem = ""
         while time.monotonic() < deadline:
+            self._leave_if_asked()
             try:
                 found = self._try(silence)
             except (BotoCoreError, ClientError, StoreError) as error:

@@ -6,6 +6,7 @@ version 2, and a client that falls back turns an error into a silent "no notice"
 
 from __future__ import annotations
 
+import http.client
 import os
 import time
 import urllib.error
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 DEFAULT_ENDPOINT = "http://169.254.169.254"
 TOKEN_SECONDS = 21600
 """Lifetime asked for: the longest that the service gives (EC2 User Guide, "Use the Instance Metadata Service")."""
+PIECE_BYTES = 65536
 
 
 class MetadataError(Exception):
@@ -60,7 +62,7 @@ class Metadata:
                 time.sleep(self._pause * 2 ** (attempt - 1))
             try:
                 return self._get_once(path)
-            except (OSError, ValueError) as error:  # HTTPError and time-outs are OSErrors, a torn answer a ValueError
+            except (OSError, ValueError, http.client.HTTPException) as error:  # HTTPError and time-outs are OSErrors
                 problem = f"{type(error).__name__}: {error}"
         raise MetadataError(
             f"{self._endpoint}/latest/meta-data/{path} gave no proper answer in {self._attempts} attempts ({problem}). "
@@ -102,9 +104,16 @@ class Metadata:
 
     def _request(self, method: str, path: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(f"{self._endpoint}/latest/{path}", method=method, headers=headers)
+        deadline = time.monotonic() + self._timeout
+        text = b""
         with self._opener.open(request, timeout=self._timeout) as response:
-            text: str = response.read().decode()
-        return text
+            while piece := response.read1(PIECE_BYTES):
+                text += piece
+                if time.monotonic() > deadline:  # the time-out is for each piece, and an answer may come in very small ones
+                    raise TimeoutError(f"the answer was not whole after {self._timeout:g} s")
+            if (length := response.headers["Content-Length"]) is not None and len(text) < int(length):
+                raise http.client.IncompleteRead(text, int(length) - len(text))
+        return text.decode()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,9 +23,14 @@ class Leave(BaseException):
     """
 
 
+class Signalled(Leave):
+    """The agent itself was asked to end, by a signal: the machine goes down, or the service manager starts it anew."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """How the job ended."""
 
-    state: Literal["succeeded", "failed"]
+    state: Literal["succeeded", "failed", "stopped"]
+    """"stopped" is a run that saved because its capacity ends, and that goes on when it is started again."""
     reason: str

@@ -50,6 +50,16 @@ class Places:
         return self.state / "stop"
 
     @property
+    def save_file(self) -> Path:
+        """Its presence, or a newer time of it, asks all ranks for a checkpoint at their next step, after which they go on."""
+        return self.state / "save"
+
+    @property
+    def drills(self) -> Path:
+        """Notices for exercise: the file ``spot/instance-action`` in it is taken as that item of the instance metadata."""
+        return self.state / "drills"
+
+    @property
     def mpi(self) -> Path:
         """What mpirun needs while it runs."""
         return self.state / "mpi"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
@@ -21,15 +22,39 @@ def adopt_orphans() -> None:
 
 def descendants(pid: int) -> list[int]:
     """All living processes below ``pid``, parents before children."""
-    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
     children: dict[int, list[int]] = {}
-    for line in listing.stdout.splitlines():
-        child, parent = map(int, line.split())
+    for child, parent in _parents().items():
         children.setdefault(parent, []).append(child)
     found = [pid]
     for parent in found:  # grows while it is walked
         found.extend(children.get(parent, []))
     return found[1:]
+
+
+def ranks_below(pid: int) -> list[int]:
+    """The ranks among the processes below ``pid``: each is the first of its branch whose environment holds LOCAL_RANK.
+
+    What a rank starts inherits the variable, and a data loader that got a rank's signal would die of it.
+    """
+    parents = _parents()
+    ranks = []
+    for process in descendants(pid):
+        above = parents.get(process)
+        if _starts_with_rank(process) and not (above is not None and _starts_with_rank(above)):
+            ranks.append(process)
+    return ranks
+
+
+def _starts_with_rank(pid: int) -> bool:
+    """Whether LOCAL_RANK was in the environment with which a process began. Where there is no /proc it is asked of ps."""
+    try:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except FileNotFoundError:
+        shown = subprocess.run(["ps", "-E", "-ww", "-o", "command=", "-p", str(pid)], capture_output=True, check=False).stdout
+        variables = [] if sys.platform == "linux" else shown.split()
+    except OSError:  # it has ended meanwhile, or is not ours
+        return False
+    return any(variable.startswith(b"LOCAL_RANK=") for variable in variables)
 
 
 def kill_descendants(pid: int) -> None:
@@ -42,6 +67,13 @@ def kill_descendants(pid: int) -> None:
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.05)
+
+
+def _parents() -> dict[int, int]:
+    """Each process's parent."""
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True)
+    pairs = (line.split() for line in listing.stdout.splitlines())
+    return {int(child): int(parent) for child, parent in pairs}
 
 
 def _gone(pid: int) -> bool:

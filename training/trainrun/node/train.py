@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 
+from trainrun.node.departure import leave_if_asked
 from trainrun.node.events import Events
 from trainrun.node.launch import Launch
 from trainrun.node.meet import Meet, Meeting
@@ -65,6 +67,7 @@ class Train:
         meet: Meet,
         launch: Callable[[Meeting, bool], Launch],
         watch: Callable[[Regroup, Meeting], AbstractContextManager[None]],
+        training: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Args:
         spec: the document.
@@ -73,6 +76,7 @@ class Train:
         meet: how the node meets its peers.
         launch: starts the launcher for a meeting; the flag tells whether it is the first launch.
         watch: what is watched beside it.
+        training: is around the time in which there are ranks.
         """
         self._spec = spec
         self._places = places
@@ -80,6 +84,7 @@ class Train:
         self._meet = meet
         self._launch = launch
         self._watch = watch
+        self._training = training
 
     def run(self) -> Outcome:
         """Train until the job is done, this node is asked to leave, or the budget is spent.
@@ -116,6 +121,11 @@ class Train:
             Leave: this node was asked to stop.
             StepFailed: the launch ended otherwise; the text explains it.
         """
+        with self._training():
+            self._leave_if_asked()  # between a look before this and the launch there could be a notice
+            return self._train_once(meeting, first)
+
+    def _train_once(self, meeting: Meeting, first: bool) -> str:
         regroup = Regroup(meet=self._meet, meeting=meeting)
         with self._launch(meeting, first) as launch, self._watch(regroup, meeting):
             try:
@@ -146,11 +156,11 @@ class Train:
                 if not stopping_since:
                     stopping_since = time.monotonic()
                     self._meet.resign()
+                    if self._spec.job.stop_signal:
+                        launch.signal_ranks(signal.Signals[self._spec.job.stop_signal])
                 if time.monotonic() - stopping_since > self._spec.timeouts.stop_grace:
                     launch.stop(grace=REGROUP_GRACE_SECONDS)
             time.sleep(POLL_SECONDS)
 
     def _leave_if_asked(self) -> None:
-        if self._places.stop_file.exists():
-            reason = self._places.stop_file.read_text(encoding="utf-8").strip() or "no reason given"
-            raise Leave(f"Asked to stop by {self._places.stop_file} ({reason}). Remove that file and start the agent to go on.")
+        leave_if_asked(self._places.stop_file)

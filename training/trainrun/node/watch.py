@@ -1,80 +1,112 @@
-"""What the agent watches beside the training: notices of the instance, the rendezvous host, the metric files."""
+"""What the agent watches beside its work: notices to the instance, the rendezvous host, the metric files."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from datetime import datetime, timezone
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
+from botocore.exceptions import BotoCoreError, ClientError
+
+from trainrun.node.departure import Departure, write_whole
 from trainrun.node.events import Events
 from trainrun.node.meet import Meet, Meeting, Silence
-from trainrun.node.metadata import Metadata
+from trainrun.node.metadata import MetadataError
 from trainrun.node.metric_files import MetricFiles
+from trainrun.node.notices import LIFECYCLE, Ask, Notice
 from trainrun.node.periodic import Periodic
 
 NOTICE_SECONDS = 5.0
 """AWS suggests to ask for notices every 5 seconds (EC2 User Guide, "Spot Instance interruption notices")."""
 HOST_SECONDS = 5.0
 
+log = logging.getLogger(__name__)
 
-class Notices:
-    """Spot interruption notices and rebalance recommendations of this instance."""
 
-    def __init__(self, *, metadata: Metadata, stop_file: Path, stop_grace: float, events: Events) -> None:
+class Kind(Protocol):
+    """A kind of notice."""
+
+    def look(self, ask: Ask, /) -> Iterator[Notice]:
+        """What is new."""
+
+
+class Drills:
+    """Notices for exercise: a file ``<folder>/<path>`` is taken, once, as if the metadata service had said so."""
+
+    def __init__(self, *, folder: Path, ask: Ask) -> None:
+        self._folder, self._ask = folder, ask
+        self._taken: dict[str, str] = {}
+
+    def __call__(self, path: str) -> str | None:
+        """The drill, when it is new; what the service says; the drill, where that says nothing."""
+        file = self._folder / path
+        with suppress(OSError):  # there is none
+            text = file.read_text(encoding="utf-8", errors="replace")
+            file.unlink()
+            log.info("A drill: %s is %r.", path, text)
+            self._taken[path] = text
+            return text
+        said = self._ask(path)
+        return self._taken.get(path) if said is None else said
+
+    def has(self, path: str) -> bool:
+        """Whether there was a drill for it."""
+        return path in self._taken
+
+
+class Watch:
+    """All kinds of notices, and what is done when there is one."""
+
+    def __init__(
+        self, *, kinds: Sequence[Kind], ask: Ask, drills: Path, departure: Departure, save_file: Path, events: Events
+    ) -> None:
         """Args:
-        metadata: the instance metadata service.
-        stop_file: written on an interruption notice, so that all ranks save and leave.
-        stop_grace: seconds after which the agent ends the ranks, whatever the notice says.
+        kinds: of notices.
+        ask: asks the metadata service, once: what fails is asked again at the next look.
+        drills: folder of drills.
+        departure: how the node leaves.
+        save_file: written where a checkpoint is asked for.
         events: where each notice is reported, once.
         """
-        self._metadata = metadata
-        self._stop_file = stop_file
-        self._stop_grace = stop_grace
-        self._events = events
-        self._seen: set[str] = set()
+        self._kinds, self._service, self._drills = kinds, ask, Drills(folder=drills, ask=ask)
+        self._departure, self._save_file, self._events = departure, save_file, events
+        self._open: list[Notice] = []
 
     def look(self) -> None:
-        """Ask once.
+        """Ask once for each kind. One that fails keeps no other from being seen.
 
         Raises:
-            MetadataError: the service gave no proper answer.
+            MetadataError: the metadata service gave no proper answer.
+            botocore.exceptions.BotoCoreError, ClientError: EC2 or Auto Scaling gave none.
         """
-        action = self._metadata.get("spot/instance-action")
-        if action is not None and self._is_new("spot/instance-action"):
-            self._interrupt(action)
-        rebalance = self._metadata.get("events/recommendations/rebalance")
-        if rebalance is not None and self._is_new("events/recommendations/rebalance"):
-            self._events.report("watch", "done", detail=f"Rebalance recommendation: {rebalance.strip()}. Training goes on.")
+        problem: Exception | None = None
+        for kind in self._kinds:
+            try:
+                self._open += kind.look(self._drills)
+            except (MetadataError, BotoCoreError, ClientError) as error:
+                problem = problem or error
+        while self._open:  # one that could not be acted on, as on a disk that is full, is acted on at the next look
+            self._act(self._open[0])
+            del self._open[0]
+        self._departure.look(self._service)
+        if problem is not None:
+            raise problem
 
-    def _interrupt(self, document: str) -> None:
-        seconds = self._stop_grace
-        try:
-            notice = json.loads(document)
-            reason = f"spot interruption notice: {notice['action']} at {notice['time']}"
-            seconds = min(seconds, _seconds_until(notice["time"]) or seconds)
-        except (ValueError, KeyError, TypeError):  # a notice that cannot be read is a notice
-            reason = f"spot interruption notice: {document.strip()}"
-        new = self._stop_file.with_suffix(".new")  # the ranks may read it at any moment, and take its first number for their time
-        new.write_text(f"{seconds:.0f} seconds left; {reason}\n", encoding="utf-8")
-        new.replace(self._stop_file)
-        self._events.report(
-            "watch", "done", detail=f"{reason}. All ranks are asked to save within {seconds:.0f} s; this node leaves."
-        )
-
-    def _is_new(self, path: str) -> bool:
-        if path in self._seen:
-            return False
-        self._seen.add(path)
-        return True
-
-
-def _seconds_until(moment: str) -> float | None:
-    """From now; None when that is over, which only a wrong clock can make of a notice."""
-    at = datetime.strptime(moment, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
-    seconds = (at - datetime.now(timezone.utc)).total_seconds()
-    return seconds if seconds > 0 else None
+    def _act(self, notice: Notice) -> None:
+        if notice.wish == "leave" and self._drills.has(LIFECYCLE):
+            notice = replace(notice, wish="replace")  # nobody else ends a node that was only told so for exercise
+        text = f"{notice.text[:1].upper()}{notice.text[1:]}."
+        if notice.wish == "save":
+            write_whole(self._save_file, f"{notice.text}\n")
+            text += " All ranks are asked to save at their next step; training goes on."
+        elif notice.wish != "nothing":
+            seconds = self._departure.ask(notice)
+            then = {"replace": "this node leaves and is replaced", "end the run": "the run ends"}
+            text += f" All ranks are asked to save within {seconds:.0f} s; {then.get(notice.wish, 'this node leaves')}."
+        self._events.report("watch", "done", detail=text)
 
 
 class Regroup:
@@ -96,12 +128,9 @@ class Regroup:
 
 
 @contextmanager
-def watching(
-    *, notices: Notices, metric_files: MetricFiles, regroup: Regroup, publish_seconds: float, nodes: int
-) -> Iterator[None]:
-    """Watch all of it around a block, each in a thread of its own, so that a slow store delays no notice."""
+def watching(*, metric_files: MetricFiles, regroup: Regroup, publish_seconds: float, nodes: int) -> Iterator[None]:
+    """Watch the launch around a block, each thing in a thread of its own, so that a slow store delays none of them."""
     with ExitStack() as stack:
-        stack.enter_context(Periodic("Asking for notices", NOTICE_SECONDS, notices.look))
         stack.enter_context(Periodic("Sending metrics", publish_seconds, metric_files.send))
         # All nodes together ask about twice a second at most, however many they are: the API is shared and throttled.
         stack.enter_context(Periodic("Looking for the rendezvous host", max(HOST_SECONDS, nodes / 2), regroup.look))
