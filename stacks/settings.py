@@ -21,9 +21,12 @@ from traincluster.rules.image import OperatingSystem
 from trainrun.spec import (
     ConfigError,
     Launcher,
+    MonitoringSpec,
+    Numa,
     ShutdownSpec,
     TimeoutSpec,
     from_mapping,
+    machine_metrics,
     merge,
     parse_scalar,
     train_settings,
@@ -112,8 +115,13 @@ class Settings:
     """Token dataset: a folder of the dataset bucket, or an s3:// URL."""
     training: dict[str, Any] = field(default_factory=dict)
     """How to train: the fields of `trainrun.settings.TrainSettings`."""
+    numa: Numa = "auto"
+    """Which processors a rank may use on a node with several NUMA nodes: those of its GPU's NUMA node ("node") or socket, an
+    exclusive share of them, a core complex, all ("none"); "auto" is "node" where it can be done."""
     publish_seconds: float = 30.0
     """How often nodes send metrics to the checkpoint bucket."""
+    metrics_namespace: str = machine_metrics.NAMESPACE
+    """CloudWatch namespace of the machines' metrics, which the image's CloudWatch agent sends; "" leaves that agent alone."""
     on_success: WhenDone = "scale_to_zero"
     """What becomes of the nodes when the run has succeeded."""
     on_failure: WhenDone = "keep"
@@ -170,6 +178,7 @@ class Settings:
             lambda: self.parsed_capacity,
             lambda: self.image,
             lambda: self.ssh,
+            lambda: MonitoringSpec(namespace=self.metrics_namespace),
             lambda: self.log_retention,
             lambda: self.flow_log_retention,
         ):

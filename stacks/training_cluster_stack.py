@@ -71,6 +71,7 @@ class TrainingClusterStack(Stack):
             permissions_boundary=self._permissions_boundary(settings.permissions_boundary),
             ssh=settings.ssh,
             log_retention=settings.log_retention,
+            metrics_namespace=settings.metrics_namespace,
             job=TrainingJob(
                 run=settings.run,
                 source=settings.source,
@@ -82,6 +83,7 @@ class TrainingClusterStack(Stack):
                 timeouts=settings.timeouts,
                 shutdown=settings.shutdown,
                 publish_seconds=settings.publish_seconds,
+                numa=settings.numa,
             ),
             checkpoints=checkpoints,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import jsii
 from aws_cdk import RemovalPolicy, Stack
@@ -28,7 +29,7 @@ from traincluster.image import NodeImage, default_image, resolve, root_volume_si
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
-from traincluster.job_facts import job_facts, launcher_facts
+from traincluster.job_facts import binding_facts, job_facts, launcher_facts
 from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
@@ -41,7 +42,7 @@ from traincluster.rules.identity import IdentityFacts
 from traincluster.rules.report import known, report
 from traincluster.user_data import place_user_data
 from traincluster.volumes import DataVolume, block_device_mappings
-from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec
+from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, machine_metrics
 
 
 @jsii.implements(ec2.IConnectable, iam.IGrantable)
@@ -86,6 +87,7 @@ class TrainingCluster(Construct):
         ssh: SshAccess | None = None,
         processes_per_node: int | None = None,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
+        metrics_namespace: str = machine_metrics.NAMESPACE,
     ) -> None:
         """Make the cluster.
 
@@ -115,6 +117,8 @@ class TrainingCluster(Construct):
             ssh: SSH besides Session Manager, which needs no open port; None means no SSH.
             processes_per_node: ranks per node; None means one per GPU or Neuron core, or one on a CPU node.
             log_retention: how long the cluster's logs are kept.
+            metrics_namespace: CloudWatch namespace of the machines' metrics (`trainrun.spec.machine_metrics` has their names),
+                which the image's CloudWatch agent sends; "" leaves that agent alone.
 
         Raises:
             ValueError: something that could not run, with what to change.
@@ -125,6 +129,7 @@ class TrainingCluster(Construct):
             Argument("instance_type", instance_type, str, "Give the type's name, such as 'p5.48xlarge'."),
             Argument("nodes", nodes, int, "It is a number of instances."),
             Argument("min_nodes", min_nodes, int, "It is a number of instances.", optional=True),
+            Argument("metrics_namespace", metrics_namespace, str, "It is a name, such as 'Traincluster'; '' sends no metrics."),
             Argument("processes_per_node", processes_per_node, int, "It is a number of ranks.", optional=True),
             Argument("job", job, TrainingJob, "TrainingJob(run='my-run') trains the bundled GPT."),
             Argument(
@@ -146,10 +151,17 @@ class TrainingCluster(Construct):
         if ssh is not None:
             ssh.allow(self.security_group)
         mountable = attach_all(self, file_systems, self.security_group)
-        for service in _services_used(checkpoints, file_systems):
+        monitoring = MonitoringSpec(publish_seconds=job.publish_seconds, namespace=metrics_namespace)
+        for service in _services_used(checkpoints, file_systems, metrics_namespace):
             network.add_endpoint(service)
         self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
-        self.role = node_role(self, "NodeRole", cluster_name=self.node.path, permissions_boundary=permissions_boundary)
+        self.role = node_role(
+            self,
+            "NodeRole",
+            cluster_name=self.node.path,
+            permissions_boundary=permissions_boundary,
+            metrics_namespace=metrics_namespace,
+        )
         self.log_group.grant_write(self.role)
         grant_read_write(self.role, checkpoints, f"{job.run}/*")
 
@@ -168,7 +180,7 @@ class TrainingCluster(Construct):
                 instance_store=instance_store,
             ),
             timeouts=job.timeouts,
-            monitoring=MonitoringSpec(publish_seconds=job.publish_seconds, log_group=self.log_group.log_group_name),
+            monitoring=replace(monitoring, log_group=self.log_group.log_group_name),
             shutdown=job.shutdown,
             payload_sha256=payload.sha256,
         )
@@ -210,6 +222,7 @@ class TrainingCluster(Construct):
             self.image.facts(self.instance_type, pinned=resolved.pinned, efa=efa_interfaces > 0, root_volume_gib=root_gib),
             *job_facts(job, self.run_spec.cluster, memory_gib=self.instance_type.memory_gib),
             launcher_facts(job, self.image),
+            binding_facts(job, self.run_spec.cluster),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
             report(self, check(facts))
@@ -287,9 +300,10 @@ def _identity_facts(
     )
 
 
-def _services_used(checkpoints: s3.IBucket, file_systems: Sequence[FileSystem]) -> list[str]:
+def _services_used(checkpoints: s3.IBucket, file_systems: Sequence[FileSystem], metrics_namespace: str) -> list[str]:
     """The AWS services that a node calls only with these settings."""
     used = ["kms"] if checkpoints.encryption_key else []
+    used += ["monitoring"] if metrics_namespace else []
     return [*used, "fsx"] if any(one.mount.type == "lustre" for one in file_systems) else used
 
 

@@ -14,6 +14,7 @@ from trainrun.spec import (
     ConfigError,
     JobSpec,
     Launcher,
+    Numa,
     ShutdownSpec,
     TimeoutSpec,
     TrainSettings,
@@ -56,6 +57,9 @@ class TrainingJob:
     """Fields of `trainrun.settings.TrainSettings` that differ from their defaults. A DeepSpeed file is read here, at synth."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     shutdown: ShutdownSpec = field(default_factory=ShutdownSpec)
+    numa: Numa = "auto"
+    """Which processors a rank may use on a node with several NUMA nodes: those of its GPU's NUMA node ("node") or socket, an
+    exclusive share of them, a core complex, all ("none"); "auto" is "node" where it can be done."""
     publish_seconds: float = 30.0
     """How often a node sends its metrics to the checkpoint bucket."""
 
@@ -91,6 +95,7 @@ class TrainingJob:
             environment=dict(self.environment),
             configuration=self.inlined,
             python=python,
+            numa=self.numa,
         )
 
     def _kind_problems(self) -> Iterator[str]:
@@ -98,6 +103,10 @@ class TrainingJob:
             yield f"run is {self.run!r}. Allowed: text, which names the folder of the run's checkpoints."
         if self.launcher not in get_args(Launcher):
             yield f"launcher is {self.launcher!r}. Allowed: {', '.join(map(repr, get_args(Launcher)))}."
+        elif self.launcher == "mpirun" and self.numa in ("socket", "exclusive", "core-complex"):
+            yield f"numa is {self.numa!r}, but the launcher mpirun takes 'auto', 'none' or 'node'."
+        if self.numa not in get_args(Numa):
+            yield f"numa is {self.numa!r}. Allowed: {', '.join(map(repr, get_args(Numa)))}."
         if isinstance(self.arguments, str) or not all(isinstance(argument, str) for argument in self.arguments):
             yield f"arguments is {self.arguments!r}. Allowed: a list of texts, such as ['--config', 'llama.yaml']."
         for name, value in self.environment.items():

@@ -7,7 +7,7 @@ from aws_cdk import Token
 from traincluster.image import NodeImage
 from traincluster.job import TrainingJob
 from traincluster.rules.job import DeepSpeedBatchFacts, JobFacts, OffloadFacts
-from traincluster.rules.launcher import LauncherFacts
+from traincluster.rules.launcher import BindingFacts, LauncherFacts
 from trainrun.spec import BatchSizes, ClusterSpec, batch_sizes, host_bytes_of_bundled, is_program
 
 Facts = JobFacts | DeepSpeedBatchFacts | OffloadFacts
@@ -70,4 +70,14 @@ def launcher_facts(job: TrainingJob, image: NodeImage) -> LauncherFacts:
         sets_path="PATH" in job.environment,
         ami=None if Token.is_unresolved(image.ami) else image.ami,
         is_deep_learning=image.is_deep_learning,
+    )
+
+
+def binding_facts(job: TrainingJob, cluster: ClusterSpec) -> BindingFacts:
+    """The facts of how ranks are bound to processors."""
+    return BindingFacts(
+        numa=job.numa,
+        instance_type=cluster.instance_type,
+        gpus=cluster.accelerators_per_node if cluster.accelerator == "nvidia" else 0,
+        processes_per_node=cluster.processes_per_node,
     )

@@ -16,8 +16,9 @@ DEFAULT_CIDR = "10.0.0.0/16"
 SMALLEST_PREFIX, LARGEST_PREFIX = 26, 16
 """The prefixes of a VPC that is made here: EC2's largest, and the smallest with room for nodes beside a NAT gateway."""
 
-NODE_ENDPOINTS = ("autoscaling", "ec2", "ec2messages", "logs", "monitoring", "ssm", "ssmmessages", "sts")
-"""What every node talks to besides S3; in an isolated network each is an interface endpoint. `kms` and `fsx` come as used."""
+NODE_ENDPOINTS = ("autoscaling", "ec2", "ec2messages", "logs", "ssm", "ssmmessages", "sts")
+"""What every node talks to besides S3; in an isolated network each is an interface endpoint. `monitoring`, `kms` and `fsx` come
+as used."""
 
 _NAT_PREFIX = 28
 

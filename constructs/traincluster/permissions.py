@@ -14,7 +14,12 @@ CLUSTER_TAG = "traincluster:cluster"
 
 
 def node_role(
-    scope: Construct, construct_id: str, *, cluster_name: str, permissions_boundary: iam.IManagedPolicy | None = None
+    scope: Construct,
+    construct_id: str,
+    *,
+    cluster_name: str,
+    permissions_boundary: iam.IManagedPolicy | None = None,
+    metrics_namespace: str = "",
 ) -> iam.Role:
     """The role of a node: it finds its peers, has its group end or replace nodes, and can be reached by Session Manager.
 
@@ -23,6 +28,7 @@ def node_role(
         construct_id: its id there.
         cluster_name: name of the cluster, which its group carries as a tag.
         permissions_boundary: policy that bounds what the role may be allowed, as some organisations demand of every role.
+        metrics_namespace: CloudWatch namespace of the metrics that its CloudWatch agent sends; "" means that it sends none.
     """
     role = iam.Role(
         scope,
@@ -65,8 +71,23 @@ def node_role(
             conditions={"StringEquals": {f"aws:ResourceTag/{CLUSTER_TAG}": cluster_name}},
         )
     )
+    if metrics_namespace:
+        _let_send_metrics(role, metrics_namespace)
     _acknowledge_findings(role, groups=_as_cdk_nag_writes(role, groups))
     return role
+
+
+def _let_send_metrics(role: iam.Role, namespace: str) -> None:
+    """What the CloudWatch agent needs: metrics of one namespace, and the node's tags, where it finds the name of its group."""
+    role.add_to_policy(
+        iam.PolicyStatement(
+            sid="SendMetrics",
+            actions=["cloudwatch:PutMetricData"],
+            resources=["*"],
+            conditions={"StringEquals": {"cloudwatch:namespace": namespace}},
+        )
+    )
+    role.add_to_policy(iam.PolicyStatement(sid="ReadTags", actions=["ec2:DescribeTags"], resources=["*"]))
 
 
 def grant_read(grantee: iam.IGrantable, bucket: s3.IBucket, objects: str) -> iam.Grant:

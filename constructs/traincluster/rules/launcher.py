@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from traincluster.rules.engine import rule
 from traincluster.rules.finding import Finding
-from trainrun.spec import Launcher
+from trainrun.spec import Launcher, Numa
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,3 +38,32 @@ def mpirun_is_in_image(facts: LauncherFacts) -> Iterator[Finding]:
             "not known here. A node without it fails in its check.",
             "Have AWS's EFA installer in the image, or name the folder of another Open MPI in the PATH of the job's environment.",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BindingFacts:
+    """How ranks are to be bound to processors, on what kind of node."""
+
+    numa: Numa
+    instance_type: str
+    gpus: int
+    """NVIDIA GPUs of a node."""
+    processes_per_node: int
+
+
+@rule(
+    "numa-needs-a-gpu-per-rank",
+    summary="Ranks that are to be bound to the processors near their GPU have one GPU each.",
+    source="torch/numa/binding.py: the rank with local rank i is bound near GPU i",
+    levels=("error",),
+)
+def numa_needs_a_gpu_per_rank(facts: BindingFacts) -> Iterator[Finding]:
+    if facts.numa in ("auto", "none") or facts.gpus == facts.processes_per_node:
+        return
+    have = f"{facts.processes_per_node} ranks for {facts.gpus} NVIDIA GPUs" if facts.gpus else "no NVIDIA GPUs"
+    yield Finding(
+        "error",
+        "numa-needs-a-gpu-per-rank",
+        f"numa is {facts.numa!r}, which binds each rank near its GPU, but nodes of type {facts.instance_type} have {have}.",
+        "Leave numa out, which binds ranks where it can be done.",
+    )
