@@ -262,6 +262,13 @@ def stops(out: Path, **keywords: Any) -> dict[str, Any]:
     return cases.run_rank(out, **keywords)
 
 
+def requests_to_save(out: Path, **keywords: Any) -> dict[str, Any]:
+    """Runs that are asked for a checkpoint from outside (see checkpoint/requests_to_save.py)."""
+    import requests_to_save as cases
+
+    return cases.run_rank(out, **keywords)
+
+
 def many(out: Path, **keywords: Any) -> dict[str, Any]:
     """Many saves (see checkpoint/many.py)."""
     import many
@@ -315,6 +322,7 @@ PROGRAMS = {
     "save_as_others_do": save_as_others_do,
     "chosen": chosen,
     "stops": stops,
+    "requests_to_save": requests_to_save,
 }
 
 

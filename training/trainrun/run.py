@@ -34,6 +34,7 @@ from trainrun.prepare import PreparedModel
 from trainrun.probe import advised, fitting_micro_batch, said
 from trainrun.profile import ProfiledSteps
 from trainrun.ranks import LONGEST_STORAGE_WAIT, Ranks, join, leave, seed_everything, stream_seed
+from trainrun.save_request import SaveRequest
 from trainrun.settings import TrainSettings
 from trainrun.settings.finetune import Task
 from trainrun.settle import settle, usage
@@ -100,6 +101,7 @@ class Run:
         self.tokens_done = 0
         self._state_directory = state_directory
         self.stop_flag = stop.StopFlag(state_directory, stop_seconds=settings.checkpoint.stop_seconds)
+        self._save_request = SaveRequest(state_directory)
         self._agreement = Agreement(ranks)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
         self._strategy: Strategy | None = None
@@ -300,7 +302,8 @@ class Run:
             )
         require_prepared(optimizer, self._optimizer, groups=len(self._peaks))
         self._passes.end_step(self._data.given)
-        self._agreement.ask([self.stop_flag.urgency(), *(() if self._state is None else self._state.before_update())])
+        saving = () if self._state is None else self._state.before_update()
+        self._agreement.ask([self.stop_flag.urgency(), self._save_request.tells(), *saving])
         fraction = schedule(self.completed + 1, steps=self.settings.steps, settings=self.settings.optimizer)
         for group, peak in zip(optimizer.param_groups, self._peaks, strict=True):
             group["lr"] = peak * fraction
@@ -394,10 +397,11 @@ class Run:
 
     def _act_on(self, agreed: Sequence[int]) -> None:
         """Do what all ranks do at this step, by what they have told each other."""
-        stopping, *saving = agreed or (0,)
+        stopping, asked, *saving = agreed or (0, 0)
         self._hear_of_stop(max(stopping, self.stop_flag.urgency() if self.ranks.size == 1 else 0))  # who is alone hears at once
+        wanted = self._save_request.hear(asked)
         if self._state is not None and saving:
-            self._state.hear(*saving)
+            self._state.hear(*saving, wanted=wanted)
 
     def _hear_of_stop(self, urgency: int) -> None:
         """End here when any rank was asked to; at the last step there is nothing to end."""

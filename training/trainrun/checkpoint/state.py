@@ -57,6 +57,7 @@ class TrainState:
         self._step_began: float | None = None
         self._beside: int | None = None
         self._thread = threading.get_ident()
+        self._wanted = False
         self.resumed = False
         """Whether `resume` was called; the loop needs it before its first step."""
 
@@ -233,11 +234,29 @@ class TrainState:
         self._measure(self._saver)
         return (*self._saver.tells(), self._interval.proposed)
 
-    def hear(self, busy: int, failed: int, took: int, interval: int) -> None:
-        """The largest that any rank told; raises as `save`."""
+    def hear(self, busy: int, failed: int, took: int, interval: int, *, wanted: bool = False) -> None:
+        """The largest that any rank told; raises as `save`.
+
+        Args:
+            busy, failed, took, interval: of `before_update`.
+            wanted: a checkpoint was asked for from outside. It is begun as soon as no save is under way, so that no step waits.
+        """
         if self._saver is not None:
             self._saver.hear(busy, failed, took)
             self._interval.adopt(interval)
+            self._wanted = self._wanted or wanted
+            if self._wanted and self.resumed and self._saver.step is None:
+                self._save_as_wanted(self._saver)
+
+    def _save_as_wanted(self, saver: Saver) -> None:
+        """One save beside those of the interval, which it does not move; none where this step is saved already."""
+        self._wanted = False
+        step = self._run.completed
+        if step == saver.saved_step:
+            return
+        self._run.event("save_requested")
+        self._run.check_finite()
+        saver.begin(self._take, self._header(None))
 
     def save_last(self) -> bool:
         """Save the last step. False when a request to stop left no time for it; raises as `save`."""
