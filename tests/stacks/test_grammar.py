@@ -93,6 +93,8 @@ GRAMMAR: dict[str, st.SearchStrategy[Any]] = {
     "source": st.sampled_from([None, "demo", "no-such-folder"]),
     "entry_point": st.sampled_from(["trainrun.pretrain", "display.py", "nowhere.py", "./display.py", "/bin/true", "./nowhere"]),
     "launcher": st.sampled_from(["torchrun", "mpirun"]),
+    "numa": st.sampled_from(["auto", "none", "node", "socket", "cores"]),
+    "metrics_namespace": st.sampled_from(["Traincluster", "", "AWS/EC2"]),
     "arguments": st.sampled_from([[], ["--x", "1"]]),
     "environment": st.sampled_from([{}, {"X": "1"}, {"1X": "1"}]),
     "data": st.sampled_from(["corpus", "s3://bucket/corpus", None, "/corpus"]),

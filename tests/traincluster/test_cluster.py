@@ -79,8 +79,10 @@ def test_a_node_may_do_these_things_and_no_others(cluster_of):
         "autoscaling:SetDesiredCapacity",
         "autoscaling:SetInstanceHealth",
         "autoscaling:UpdateAutoScalingGroup",
+        "cloudwatch:PutMetricData",
         "ec2:DescribeCapacityReservations",
         "ec2:DescribeInstances",
+        "ec2:DescribeTags",
         "logs:CreateLogStream",
         "logs:PutLogEvents",
         "s3:AbortMultipartUpload",
@@ -99,6 +101,23 @@ def test_a_node_changes_its_own_group_only(cluster_of):
     ((key, value),) = statement["Condition"]["StringEquals"].items()
     tags = cluster.only("AWS::AutoScaling::AutoScalingGroup")["Properties"]["Tags"]
     assert {"Key": key.removeprefix("aws:ResourceTag/"), "Value": value, "PropagateAtLaunch": False} in tags
+
+
+def test_a_node_sends_metrics_to_one_namespace_and_only_if_it_is_to(synthesize):
+    wanted = synthesize(metrics_namespace="Team/Training")
+    (statement,) = [one for one in statements(wanted) if one.get("Sid") == "SendMetrics"]
+    assert (statement["Action"], statement["Resource"]) == ("cloudwatch:PutMetricData", "*")
+    assert statement["Condition"] == {"StringEquals": {"cloudwatch:namespace": "Team/Training"}}
+    assert wanted.cluster.run_spec.monitoring.namespace == "Team/Training"
+    without = synthesize(metrics_namespace="", network={"isolated": True})
+    assert not [one for one in statements(without) if one.get("Sid") in ("SendMetrics", "ReadTags")]
+    services = json.dumps([one["Properties"]["ServiceName"] for one in without.resources("AWS::EC2::VPCEndpoint").values()])
+    assert ".logs" in services and ".monitoring" not in services
+
+
+def test_a_namespace_that_cloudwatch_refuses_is_refused_at_synth(synthesize):
+    with pytest.raises(ValueError, match="namespace is 'AWS/EC2'"):
+        synthesize(metrics_namespace="AWS/EC2")
 
 
 def test_a_node_starts_when_its_role_may_do_its_work(cluster_of):

@@ -64,6 +64,11 @@ def test_an_entry_point_outside_the_source_is_refused(source, entry_point):
         ({"entry_point": "train.py"}, "there is no source that holds it"),
         ({"source": "/no/such/folder", "entry_point": "train.py"}, "which is not a folder"),
         ({"launcher": "mpiexec"}, "launcher is 'mpiexec'. Allowed: 'torchrun', 'mpirun'."),
+        ({"numa": "cores"}, "numa is 'cores'. Allowed: 'auto', 'none', 'node', 'socket', 'exclusive', 'core-complex'."),
+        (
+            {"launcher": "mpirun", "numa": "socket"},
+            "numa is 'socket', but the launcher mpirun takes 'auto', 'none' or 'node'.",
+        ),
         ({"source": "/no/such/folder", "entry_point": "/bin/true"}, "Give the folder that the program works in"),
         ({"environment": {"1X": "y"}}, "environment names the variable '1X'"),
         ({"publish_seconds": 0}, "publish_seconds is 0. Allowed: more than 0"),

@@ -99,7 +99,7 @@ def test_the_interface_of_an_address_is_asked_of_the_kernel():
     assert interface_of("192.0.2.1") == ""
 
 
-def command_of(spec, *, node="i-host", expected=2, first=True):
+def command_of(spec, *, node="i-host", expected=2, first=True, **more):
     claim = Claim(generation=3, node="i-host", address="10.0.0.7", port=29400, beacon=40000)
     return torchrun_command(
         spec,
@@ -108,6 +108,7 @@ def command_of(spec, *, node="i-host", expected=2, first=True):
         identity=Identity(node=node, address="10.0.0.8"),
         meeting=Meeting(claim=claim, in_service=2, expected=expected),
         first=first,
+        **more,
     )
 
 
@@ -130,6 +131,12 @@ def test_the_command():
     ):
         assert argument in command
     assert command[-5:] == ["-m", "--", "trainrun.pretrain", "--config", "my file.yaml"]
+
+
+def test_ranks_are_bound_only_where_that_was_found_possible():
+    assert not [argument for argument in command_of(spec_of(**P5)) if "numa" in argument]
+    command = command_of(spec_of(**P5), numa="node")
+    assert command.index("--numa-binding=node") < command.index("--")
 
 
 def test_a_script_is_taken_from_the_project():
