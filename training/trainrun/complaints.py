@@ -10,6 +10,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from trainrun import last_error
 from trainrun.config import ConfigError
 from trainrun.errors import CheckpointError
 from trainrun.store import StoreError
@@ -40,6 +41,7 @@ class Complaints:
             if _speaks():
                 print(self._interrupted(), file=sys.stderr, flush=True)
             raise SystemExit(INTERRUPTED)
+        last_error.record(error)
         if not _ours(kind, traceback):
             self._others(kind, error, traceback)
         elif _speaks():

@@ -33,6 +33,7 @@ from trainrun.passes import Passes, require_loss, require_prepared
 from trainrun.prepare import PreparedModel
 from trainrun.probe import advised, fitting_micro_batch, said
 from trainrun.profile import ProfiledSteps
+from trainrun.pulse import Pulse
 from trainrun.ranks import LONGEST_STORAGE_WAIT, Ranks, join, leave, seed_everything, stream_seed
 from trainrun.save_request import SaveRequest
 from trainrun.settings import TrainSettings
@@ -104,6 +105,7 @@ class Run:
         self._save_request = SaveRequest(state_directory)
         self._agreement = Agreement(ranks)
         self._progress = Progress(settings, ranks, state_directory / "metrics" if state_directory else None)
+        self._pulse = Pulse(state_directory, ranks.rank)
         self._strategy: Strategy | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._data: Stream | None = None
@@ -250,6 +252,7 @@ class Run:
             while self.completed < self.settings.steps:
                 before = self.completed
                 profiled.before(before + 1)
+                self._pulse.begin(before + 1)
                 yield before + 1
                 if self.completed != before + 1:
                     raise RuntimeError(f"Step {before + 1} ended without run.step(optimizer).")
@@ -258,6 +261,7 @@ class Run:
             if self._state is not None and not self._state.save_last():
                 self._end_early()
             digest = "" if self._state is None else self._state.finish()
+            self._pulse.end(self.completed)
             self._progress.finish(self.completed, skipped=self._skipped, model_sha256=digest)
             atexit.register(leave)  # only after all ranks came here: leaving earlier could wait for peers that are lost
         finally:
@@ -283,6 +287,7 @@ class Run:
                 "Call run.tokens() and run.prepare() before run.backward(): it divides the loss by the step's valid tokens."
             )
         require_loss(loss)
+        self._pulse.arrive(self.completed + 1)
         self._passes.backward(self._data.given)
         loss = loss / self._data.valid_tokens
         self._loss += loss.detach()
@@ -314,6 +319,7 @@ class Run:
         self.completed += 1
         self.tokens_done += tokens
         self._progress.step(self.completed, tokens=tokens)
+        self._pulse.done(self.completed)
         if self._progress.clock.steps == 1:
             self.ranks.set_timeout(self.settings.collective_timeout_seconds)
         if self._progress.is_due(self.completed):

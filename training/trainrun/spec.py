@@ -138,13 +138,18 @@ class TimeoutSpec:
     stop_grace: int = 90
     """Between a request to stop and SIGKILL of the ranks, which is what they have for the last checkpoint (their
     checkpoint.stop_seconds, unless the configuration says less). A spot notice gives 120."""
+    no_progress: int = 1800
+    """Without a step of a rank, after which it counts as hung: what each rank does is written down, and the job is started
+    anew. Four times as long before a launch's first step, and between steps. Longer than any step; 0 never looks."""
 
     def __post_init__(self) -> None:
         problems = [
             f"{f.name} is {getattr(self, f.name)}. Allowed: 1 or more, in seconds."
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) < 1
+            if f.name != "no_progress" and getattr(self, f.name) < 1
         ]
+        if self.no_progress < 0:
+            problems.append(f"no_progress is {self.no_progress}. Allowed: 1 or more, in seconds, or 0, which never looks.")
         if problems:
             raise ConfigError(problems)
 
@@ -175,10 +180,17 @@ class ShutdownSpec:
     on_failure: Literal["scale_to_zero", "keep"] = "keep"
     max_restarts: int = 20
     """Restarts of the job on one node before the node reports the run as failed."""
+    same_failures: int = 2
+    """Failures in a row, by the same error at the same step, after which the run has failed: another try would fail likewise."""
 
     def __post_init__(self) -> None:
+        problems = []
         if self.max_restarts < 0:
-            raise ConfigError([f"max_restarts is {self.max_restarts}. Allowed: 0 or more."])
+            problems.append(f"max_restarts is {self.max_restarts}. Allowed: 0 or more.")
+        if self.same_failures < 2:
+            problems.append(f"same_failures is {self.same_failures}. Allowed: 2 or more; max_restarts of 0 starts nothing anew.")
+        if problems:
+            raise ConfigError(problems)
 
 
 @dataclass(frozen=True, kw_only=True)

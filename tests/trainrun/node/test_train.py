@@ -7,6 +7,7 @@ from contextlib import nullcontext
 
 import pytest
 
+from trainrun import last_error
 from trainrun.directory import DirectoryStore
 from trainrun.node.claims import Claim
 from trainrun.node.events import Events
@@ -16,6 +17,7 @@ from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.node.places import Places
 from trainrun.node.train import Budget, Train
+from trainrun.progress import ProgressFile
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
 
 MEETING = Meeting(claim=Claim(generation=1, node="i-1", address="10.0.0.7", port=29400, beacon=40000), in_service=2, expected=2)
@@ -27,8 +29,9 @@ class FakeLaunch:
     name = "torchrun"
     reason = ""
 
-    def __init__(self, code, *, ranks=(), looks=0, while_running=lambda: None):
+    def __init__(self, code, *, ranks=(), looks=0, while_running=lambda: None, said="RuntimeError: boom"):
         self._code, self._ranks, self._looks, self._while_running = code, list(ranks), looks, while_running
+        self._said = said
         self.stopped_with = None
 
     def __enter__(self):
@@ -51,7 +54,11 @@ class FakeLaunch:
         return self._ranks
 
     def explanation(self):
-        return "RuntimeError: boom"
+        return self._said
+
+
+class NeverHangs:
+    reason = ""
 
 
 class FakeMeet:
@@ -83,7 +90,7 @@ def train_with(places, events, monkeypatch):
     slept = []
     monkeypatch.setattr("trainrun.node.train.time.sleep", slept.append)
 
-    def make(*launches, max_restarts=5, stop_grace=90, watch=lambda regroup, meeting: nullcontext()):
+    def make(*launches, max_restarts=5, stop_grace=90, watch=lambda regroup, stalls, meeting: nullcontext(), stalls=NeverHangs):
         spec = RunSpec(
             run="r",
             region="us-east-1",
@@ -100,7 +107,7 @@ def train_with(places, events, monkeypatch):
             make.firsts.append(first)
             return remaining.pop(0)
 
-        return Train(spec=spec, places=places, events=events, meet=make.meet, launch=launch, watch=watch)
+        return Train(spec=spec, places=places, events=events, meet=make.meet, launch=launch, watch=watch, stalls=stalls)
 
     make.slept = slept
     return make
@@ -129,10 +136,55 @@ def test_ranks_that_a_peer_asked_to_stop_are_launched_again(train_with, events):
 
 
 def test_a_spent_budget_ends_the_run_with_the_last_failure(train_with):
-    outcome = train_with(*[FakeLaunch(1, ranks=[1]) for _ in range(3)], max_restarts=2).run()
+    outcome = train_with(
+        *[FakeLaunch(1, ranks=[1], said=f"RuntimeError: {word} boom") for word in ("a", "b", "c")], max_restarts=2
+    ).run()
     assert outcome.state == "failed"
     assert outcome.reason.startswith("The job failed after 2 restarts (shutdown.max_restarts)")
-    assert outcome.reason.endswith("RuntimeError: boom")
+    assert outcome.reason.endswith("RuntimeError: c boom")
+
+
+def test_the_same_failure_at_the_same_step_ends_the_run_with_its_reason(train_with, places):
+    def at_step(step, message):
+        def fail():
+            ProgressFile(places.state, 0).write("training", step=step - 1)
+            last_error_of(places, "ValueError", message)
+
+        return FakeLaunch(1, ranks=[1], looks=1, while_running=fail)
+
+    launches = [at_step(7, "seen 3 of 5"), at_step(8, "seen 3 of 5"), at_step(8, "seen 4 of 5")]
+    outcome = train_with(*launches).run()
+    assert outcome.state == "failed"
+    assert outcome.reason == (
+        "The job failed 2 times in the same way at step 8, so that starting it again does not help "
+        "(shutdown.same_failures is 2): ValueError: seen 4 of 5"
+    )
+
+
+def test_failures_from_outside_are_tried_again_until_the_budget_is_spent(train_with, places):
+    def store_fails():
+        last_error_of(places, "StoreError", "s3://bucket/run: no answer")
+
+    launches = [FakeLaunch(1, ranks=[1], looks=1, while_running=store_fails) for _ in range(3)]
+    launches += [FakeLaunch(1, ranks=[-9]) for _ in range(3)]
+    assert train_with(*launches, FakeLaunch(0), max_restarts=9).run().state == "succeeded"
+
+
+def last_error_of(places, kind, message):
+    folder = places.state / last_error.FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / "0").write_text(json.dumps({"rank": 0, "kind": kind, "message": message, "time": 1.0}))
+
+
+def test_a_launch_whose_ranks_hang_is_ended_at_once_and_made_anew(train_with, events):
+    class Hangs:
+        reason = "Rank 3 made no progress for 1800 s at step 7."
+
+    hung = FakeLaunch(1, ranks=[-9], looks=100)
+    remaining = [Hangs(), NeverHangs()]
+    assert train_with(hung, FakeLaunch(0), stalls=lambda: remaining.pop(0)).run().state == "succeeded"
+    assert hung.stopped_with == 0.0
+    assert states(events)[1] == ("failed", "Rank 3 made no progress for 1800 s at step 7. The nodes meet anew.")
 
 
 def test_a_stop_file_lets_the_ranks_leave_and_the_node_with_them(train_with, places, events):
@@ -159,7 +211,7 @@ def test_a_stop_file_that_is_there_already_starts_nothing(train_with, places):
 
 
 def test_torchrun_is_ended_when_the_nodes_must_regroup(train_with, events):
-    def watch(regroup, meeting):
+    def watch(regroup, stalls, meeting):
         regroup.reason = "The rendezvous host i-1 is gone."
         return nullcontext()
 

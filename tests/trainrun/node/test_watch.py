@@ -114,11 +114,11 @@ class TestFinish:
         monkeypatch.setattr(DirectoryStore, "put", put_later)
         assert self.finish("succeeded", store, tmp_path)[1]["state"] == "succeeded"
 
-    def test_only_a_success_of_this_start_ends_the_run_for_others(self, store):
+    def test_the_end_of_this_start_ends_the_run_for_others_whatever_it_was(self, store):
         result = Result(store=store, since=time.time())
         assert result.ended() == ""
-        result.write(Outcome(state="failed", reason="x"), node="i-2", last_step=None)
-        assert result.ended() == ""
-        result.write(Outcome(state="succeeded", reason="x"), node="i-2", last_step=None)
-        assert result.ended() == "The run has succeeded without this node, says i-2."
+        result.write(Outcome(state="failed", reason="It broke."), node="i-2", last_step=None)
+        assert result.ended() == "The run has failed, says i-2: It broke."
+        result.write(Outcome(state="succeeded", reason="Done."), node="i-2", last_step=None)
+        assert result.ended() == "The run has succeeded, says i-2: Done."
         assert Result(store=store, since=time.time() + 60).ended() == ""

@@ -36,6 +36,7 @@ from trainrun.node.periodic import Periodic
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
 from trainrun.node.processes import adopt_orphans
+from trainrun.node.stalls import Stalls
 from trainrun.node.train import Train
 from trainrun.node.watch import NOTICE_SECONDS, Regroup, Watch, watching
 from trainrun.spec import RunSpec
@@ -184,6 +185,12 @@ class Agent:
                 meet=meet,
                 launch=lambda meeting, first: self.launch(meeting, first, beacon=beacon.port),
                 watch=self.watch,
+                stalls=lambda: Stalls(
+                    state=self.places.state,
+                    store=self.store,
+                    node=self.identity.node,
+                    no_progress=self.spec.timeouts.no_progress,
+                ),
                 training=self.departure.training,
             )
             try:
@@ -255,11 +262,12 @@ class Agent:
             events=self.events,
         )
 
-    def watch(self, regroup: Regroup, meeting: Meeting) -> AbstractContextManager[None]:
+    def watch(self, regroup: Regroup, stalls: Stalls, meeting: Meeting) -> AbstractContextManager[None]:
         """Watch what is to be watched beside torchrun."""
         return watching(
             metric_files=self.metric_files,
             regroup=regroup,
+            stalls=stalls,
             publish_seconds=self.spec.monitoring.publish_seconds,
             nodes=meeting.expected,
         )

@@ -85,7 +85,7 @@ def _tells(pid: int) -> bool:
     if stacks.NUMBER is None:
         return False
     found = re.search(r"^SigCgt:\s+([0-9a-f]+)", _read(Path(f"/proc/{pid}/status")), flags=re.MULTILINE)
-    return bool(found) and bool(int(found.group(1), 16) >> (stacks.NUMBER - 1) & 1)
+    return found is not None and bool(int(found.group(1), 16) >> (stacks.NUMBER - 1) & 1)
 
 
 def _ask(pid: int) -> bool:

@@ -39,9 +39,9 @@ class Result:
             result = json.loads(self._store.get(KEY))
         except StoreKeyMissing:
             return ""
-        if result["state"] != "succeeded" or result["time"] < self._since:
+        if result["time"] < self._since:
             return ""
-        return f"The run has succeeded without this node, says {result['node']}."
+        return f"The run has {result['state']}, says {result['node']}: {result['reason']}"
 
     def write(self, outcome: Outcome, *, node: str, last_step: tuple[int, int] | None) -> None:
         """Put the result down.

@@ -64,7 +64,7 @@ def passed_on(environment: Mapping[str, str], *, places: Places) -> dict[str, st
 
 
 def unit_text(*, python: str, environment: Mapping[str, str], stop_grace: int) -> str:
-    """The systemd unit.
+    """The systemd unit. It starts after AWS's deep-learning images have mounted the instance store, which is then left to them.
 
     Args:
         python: the Python that runs the agent.
@@ -75,7 +75,7 @@ def unit_text(*, python: str, environment: Mapping[str, str], stop_grace: int) -
     return f"""[Unit]
 Description=Training node agent
 Wants=network-online.target
-After=network-online.target
+After=network-online.target dlami-nvme.service
 StartLimitIntervalSec=0
 
 [Service]

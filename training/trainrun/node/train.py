@@ -7,13 +7,17 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 
+from trainrun import last_error, progress
 from trainrun.node.departure import leave_if_asked
 from trainrun.node.events import Events
+from trainrun.node.failures import Failure, Repetition, failure_of
 from trainrun.node.launch import Launch
 from trainrun.node.meet import Meet, Meeting
 from trainrun.node.outcome import ASKED_TO_STOP, Leave, Outcome, StepFailed
 from trainrun.node.places import Places
+from trainrun.node.stalls import Stalls
 from trainrun.node.watch import Regroup
 from trainrun.spec import RunSpec
 
@@ -55,6 +59,18 @@ class Budget:
         return f"{self._allowed} restarts (shutdown.max_restarts) with less than {minutes:g} minutes of training between them"
 
 
+class LaunchFailed(StepFailed):
+    """A launch failed of itself.
+
+    Attributes:
+        failure: what to hold against the job, if anything.
+    """
+
+    def __init__(self, text: str, failure: Failure | None) -> None:
+        super().__init__(text)
+        self.failure = failure
+
+
 class Train:
     """The job on one node."""
 
@@ -66,7 +82,8 @@ class Train:
         events: Events,
         meet: Meet,
         launch: Callable[[Meeting, bool], Launch],
-        watch: Callable[[Regroup, Meeting], AbstractContextManager[None]],
+        watch: Callable[[Regroup, Stalls, Meeting], AbstractContextManager[None]],
+        stalls: Callable[[], Stalls],
         training: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Args:
@@ -76,6 +93,7 @@ class Train:
         meet: how the node meets its peers.
         launch: starts the launcher for a meeting; the flag tells whether it is the first launch.
         watch: what is watched beside it.
+        stalls: looks whether the ranks of one launch hang.
         training: is around the time in which there are ranks.
         """
         self._spec = spec
@@ -84,16 +102,18 @@ class Train:
         self._meet = meet
         self._launch = launch
         self._watch = watch
+        self._stalls = stalls
         self._training = training
 
     def run(self) -> Outcome:
-        """Train until the job is done, this node is asked to leave, or the budget is spent.
+        """Train until the job is done, this node is asked to leave, the budget is spent, or a failure repeats itself.
 
         Raises:
             Leave: the run has ended without this node, or the group lets it go.
             StepFailed: the nodes did not meet.
         """
         budget = Budget(restarts=self._spec.shutdown.max_restarts)
+        repetition = Repetition(allowed=self._spec.shutdown.same_failures)
         first = True
         while True:
             self._leave_if_asked()
@@ -107,7 +127,10 @@ class Train:
                 return Outcome(state="succeeded", reason="The job ended with exit code 0.")
             except StepFailed as failure:
                 reason = str(failure)
+                repeated = repetition.note(failure.failure) if isinstance(failure, LaunchFailed) else ""
             self._leave_if_asked()
+            if repeated:
+                return Outcome(state="failed", reason=repeated)
             first = False
             budget.note(ran=time.monotonic() - started)
             if budget.spent:
@@ -126,10 +149,13 @@ class Train:
             return self._train_once(meeting, first)
 
     def _train_once(self, meeting: Meeting, first: bool) -> str:
-        regroup = Regroup(meet=self._meet, meeting=meeting)
-        with self._launch(meeting, first) as launch, self._watch(regroup, meeting):
+        regroup, stalls = Regroup(meet=self._meet, meeting=meeting), self._stalls()
+        for traces in (progress, last_error):
+            traces.clear(self._places.state)
+        kills, started = _kills_for_memory(), time.monotonic()
+        with self._launch(meeting, first) as launch, self._watch(regroup, stalls, meeting):
             try:
-                self._supervise(launch, regroup)
+                self._supervise(launch, regroup, stalls)
             except Leave:
                 self._meet.resign()
                 launch.stop(grace=self._spec.timeouts.stop_grace + LAUNCHER_SECONDS)
@@ -137,20 +163,31 @@ class Train:
             self._leave_if_asked()
             if launch.exit_code() == 0:
                 return "the job is done"
-            if reason := regroup.reason or launch.reason:
+            if reason := stalls.reason or regroup.reason or launch.reason:
                 raise StepFailed(f"{reason} The nodes meet anew.")
             codes = launch.rank_exit_codes()
             if launch.exit_code() == ASKED_TO_STOP or (codes and set(codes) == {ASKED_TO_STOP}):
                 raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
-            raise StepFailed(
-                f"{launch.name} ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}"
+            text = f"{launch.name} ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}"
+            steps = [one.step + 1 for one in progress.read(self._places.state)]
+            if not steps and time.monotonic() - started > SETTLED_SECONDS:
+                raise LaunchFailed(text, None)  # ranks that tell no steps have come somewhere in such a time
+            failure = failure_of(
+                step=max(steps, default=0),
+                errors=last_error.read(self._places.state),
+                codes=codes,
+                explanation=launch.explanation(),
+                killed_by_kernel=_kills_for_memory() > kills,
             )
+            raise LaunchFailed(text, failure)
 
-    def _supervise(self, launch: Launch, regroup: Regroup) -> None:
+    def _supervise(self, launch: Launch, regroup: Regroup, stalls: Stalls) -> None:
         """Wait for the launcher to end, and end it where it must not go on."""
         stopping_since = 0.0
         while launch.exit_code() is None:
-            if regroup.reason:
+            if stalls.reason:
+                launch.stop(grace=0.0)  # what hangs does not save
+            elif regroup.reason:
                 launch.stop(grace=REGROUP_GRACE_SECONDS)
             elif self._places.stop_file.exists():
                 if not stopping_since:
@@ -164,3 +201,12 @@ class Train:
 
     def _leave_if_asked(self) -> None:
         leave_if_asked(self._places.stop_file)
+
+
+def _kills_for_memory() -> int:
+    """How many processes the kernel has killed because memory ran out, since it booted; 0 where it does not tell."""
+    try:
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)

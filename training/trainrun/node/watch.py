@@ -18,10 +18,13 @@ from trainrun.node.metadata import MetadataError
 from trainrun.node.metric_files import MetricFiles
 from trainrun.node.notices import LIFECYCLE, Ask, Notice
 from trainrun.node.periodic import Periodic
+from trainrun.node.stalls import Stalls
 
 NOTICE_SECONDS = 5.0
 """AWS suggests to ask for notices every 5 seconds (EC2 User Guide, "Spot Instance interruption notices")."""
 HOST_SECONDS = 5.0
+PROGRESS_SECONDS = 1.0
+"""A look reads a file of some bytes for each rank."""
 
 log = logging.getLogger(__name__)
 
@@ -128,10 +131,13 @@ class Regroup:
 
 
 @contextmanager
-def watching(*, metric_files: MetricFiles, regroup: Regroup, publish_seconds: float, nodes: int) -> Iterator[None]:
+def watching(
+    *, metric_files: MetricFiles, regroup: Regroup, stalls: Stalls, publish_seconds: float, nodes: int
+) -> Iterator[None]:
     """Watch the launch around a block, each thing in a thread of its own, so that a slow store delays none of them."""
     with ExitStack() as stack:
         stack.enter_context(Periodic("Sending metrics", publish_seconds, metric_files.send))
         # All nodes together ask about twice a second at most, however many they are: the API is shared and throttled.
         stack.enter_context(Periodic("Looking for the rendezvous host", max(HOST_SECONDS, nodes / 2), regroup.look))
+        stack.enter_context(Periodic("Looking for ranks that hang", PROGRESS_SECONDS, stalls.look))
         yield
