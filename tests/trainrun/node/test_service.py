@@ -31,6 +31,7 @@ def test_the_unit():
     assert int(service["TimeoutStopSec"]) > 90
     assert (service["Restart"], service["RestartPreventExitStatus"]) == ("on-failure", "78")
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    assert unit["Unit"]["After"].split() == ["network-online.target", "dlami-nvme.service"]  # disks that it mounts stay its own
     assert unit["Install"]["WantedBy"] == "multi-user.target"
 
 
