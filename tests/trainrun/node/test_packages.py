@@ -361,3 +361,14 @@ def test_tools_come_from_the_package_of_the_distribution(program, name, tmp_path
 def test_a_node_that_may_install_nothing_says_what_is_missing(tmp_path):
     with pytest.raises(StepFailed, match="The image has no mdadm"):
         Tools(run=Commands(tmp_path), packages=None).need("mdadm")
+
+
+def test_what_a_node_can_do_without_is_tried_once(tmp_path):
+    commands = Commands(tmp_path, failures=("E: Unable to locate package numactl",))
+    tools = Tools(run=commands, packages=manager(tmp_path, "ubuntu-24.04", commands), notes=tmp_path)
+    for _ in range(2):
+        with pytest.raises(StepFailed, match=r"numactl cannot be installed on ubuntu 24\.04"):
+            tools.want("numactl")
+    assert len(commands.calls("apt-get")) == 2  # where the repositories are, and one update
+    commands.programs.add("numactl")  # somebody has installed it
+    assert tools.want("numactl") == ""

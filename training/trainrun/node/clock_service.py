@@ -16,7 +16,7 @@ def ensure_clock_service(tools: Tools) -> Done:
     try:
         if running := _running(tools):
             return Done(f"{running} keeps it")
-        remark = tools.need("chronyd")
+        remark = tools.want("chronyd")
         there = tools.run("systemctl", "list-unit-files", "--no-legend", "--plain", *UNITS[:2]).split()
         unit = next((unit for unit in UNITS if unit in there), UNITS[0])
         tools.run("systemctl", "enable", "--now", unit)

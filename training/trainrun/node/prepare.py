@@ -48,7 +48,7 @@ def prepare(*, spec: RunSpec, places: Places, node: str, address: str, attached:
     """
     steps = SubSteps()
     own_kernel = has_own_kernel(places)
-    tools = Tools(run=run_command, packages=packages_here() if own_kernel else None)
+    tools = Tools(run=run_command, packages=packages_here() if own_kernel else None, notes=places.state)
     steps.run("folders", lambda: make_folders(places))
     steps.run("limits", lambda: raise_limits(spec.cluster))
     if places.root == Path("/"):  # a plain process leaves its machine alone
@@ -125,7 +125,7 @@ def prepare_binding(spec: RunSpec, *, tools: Tools) -> Done:
     if spec.job.launcher == "mpirun":
         return Done(detail)
     try:
-        installed = tools.need("numactl")
+        installed = tools.want("numactl")
     except StepFailed as failure:
         return Done(f"{detail}, but ranks are not bound: {failure}")
     return Done(f"{detail}{installed}", changed=bool(installed))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from trainrun.node.commands import Run
 from trainrun.node.outcome import StepFailed
 from trainrun.node.packages import Apt, Packages
@@ -20,12 +22,13 @@ PACKAGES = {
 class Tools:
     """What programs there are, and where the missing ones come from."""
 
-    def __init__(self, *, run: Run, packages: Packages | None) -> None:
+    def __init__(self, *, run: Run, packages: Packages | None, notes: Path | None = None) -> None:
         """Args:
         run: runs commands.
         packages: the package manager; None on a node that may not install anything.
+        notes: folder for notes of what could not be installed, so that it is not tried at each start of the agent.
         """
-        self.run, self.packages = run, packages
+        self.run, self.packages, self._notes = run, packages, notes
 
     def has(self, program: str) -> bool:
         """Whether a program is on the search path, or where only root has it."""
@@ -51,3 +54,19 @@ class Tools:
             raise StepFailed(f"The image has no {program}, and {self.packages.system.name} has no package of it.")
         self.packages.install(name)
         return f", {name} installed"
+
+    def want(self, program: str) -> str:
+        """As `need`, for what a node can do without: one attempt is enough, since it may take seconds to fail.
+
+        Raises:
+            StepFailed: the image lacks it, and it cannot, or could not, be installed.
+        """
+        note = self._notes / f"no-{program}" if self._notes else None
+        if note and note.exists() and not self.has(program):
+            raise StepFailed(note.read_text(encoding="utf-8"))
+        try:
+            return self.need(program)
+        except StepFailed as failure:
+            if note:
+                note.write_text(str(failure), encoding="utf-8")
+            raise
