@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from trainlocal.fleet.imds import MetadataServer
+from trainlocal.fleet.imds import LIFECYCLE, MetadataServer
 from trainlocal.fleet.instances import Account, Instance
 
 NodeState = Literal["booting", "running", "failed", "ending", "dead"]
@@ -59,6 +59,7 @@ class _Member:
         self.node: RunningNode | None = None
         self.started = time.monotonic()
         self.kill_at: float | None = None
+        self.told = False
 
     def report(self) -> dict[str, Any]:
         """The status as it is told to others."""
@@ -104,7 +105,7 @@ class Fleet:
         self._stopped.set()
 
     def _boot_and_end(self) -> None:
-        live = self._account.live()
+        live, leaving = self._account.live(), self._account.leaving()
         with self._lock:
             for instance_id, raw in live.items():
                 if instance_id not in self._members:
@@ -112,6 +113,7 @@ class Fleet:
             for instance_id, member in self._members.items():
                 if member.status.state != "dead":
                     self._look_after(member, is_live=instance_id in live)
+                    self._tell(member, leaving)
 
     def _boot(self, raw: dict[str, Any]) -> None:
         instance = self._account.describe(raw)
@@ -138,6 +140,13 @@ class Fleet:
             node.end()
         elif time.monotonic() > member.kill_at:
             node.kill()
+
+    def _tell(self, member: _Member, leaving: set[str]) -> None:
+        """Tell a node once that its group ends it."""
+        if member.node is not None and not member.told and member.status.instance_id in leaving:
+            _log.info("%s is about to be ended by its group", member.status.instance_id)
+            member.node.metadata.set(LIFECYCLE, "Terminated")
+            member.told = True
 
     def _bury(self, member: _Member, why: str) -> None:
         status = member.status

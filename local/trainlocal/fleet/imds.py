@@ -24,6 +24,9 @@ LIFETIME_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 LONGEST_LIFETIME = 21600
 CREDENTIALS_LIFETIME = timedelta(hours=6)
 
+LIFECYCLE = "meta-data/autoscaling/target-lifecycle-state"
+"""What the instance's group wants of it: "InService", or "Terminated" from when it has decided to end it."""
+
 Item = str | bytes | Callable[[], str]
 
 
@@ -65,6 +68,7 @@ def items_of(instance: Instance) -> dict[str, Item]:
     items: dict[str, Item] = {
         "dynamic/instance-identity/document": json.dumps(document),
         "meta-data/ami-id": instance.image,
+        LIFECYCLE: "InService",
         "meta-data/ami-launch-index": str(instance.launch_index),
         "meta-data/hostname": instance.hostname,
         "meta-data/instance-id": instance.id,

@@ -60,6 +60,7 @@ class Account:
         self._region = region
         self._ec2 = boto3.client("ec2", region_name=region, config=config)
         self._iam = boto3.client("iam", region_name=region, config=config)
+        self._scaling = boto3.client("autoscaling", region_name=region, config=config)
 
     def live(self) -> dict[str, dict[str, Any]]:
         """The pending and running instances of all Auto Scaling groups, by id."""
@@ -75,6 +76,12 @@ class Account:
                 for instance in reservation["Instances"]:
                     found[instance["InstanceId"]] = {**instance, "OwnerId": reservation["OwnerId"]}
         return found
+
+    def leaving(self) -> set[str]:
+        """The instances that their groups are about to end: they wait in a lifecycle hook."""
+        pages = self._scaling.get_paginator("describe_auto_scaling_instances").paginate()
+        members = [member for page in pages for member in page["AutoScalingInstances"]]
+        return {member["InstanceId"] for member in members if member["LifecycleState"].startswith("Terminating")}
 
     def describe(self, raw: dict[str, Any]) -> Instance:
         """All that a node needs, from one entry of `live`."""

@@ -20,6 +20,8 @@ from botocore.config import Config
 
 LOCAL = Path(__file__).parents[3] / "local"
 
+sys.path.insert(0, str(Path(__file__).parent))  # groups
+
 
 @cache
 def _client(endpoint: str, service: str, region: str) -> Any:

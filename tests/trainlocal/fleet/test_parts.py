@@ -84,10 +84,13 @@ class Account:
     """An account whose instances the test sets."""
 
     def __init__(self, instance):
-        self.instance, self.ids, self.terminated = instance, [], []
+        self.instance, self.ids, self.terminated, self.ending = instance, [], [], set()
 
     def live(self):
         return {instance_id: {"InstanceId": instance_id} for instance_id in self.ids}
+
+    def leaving(self):
+        return self.ending
 
     def describe(self, raw):
         return type(self.instance)(**{**vars(self.instance), "id": raw["InstanceId"]})
@@ -97,12 +100,20 @@ class Account:
         self.terminated.append(instance_id)
 
 
+class Told(list):
+    """What was set in a node's metadata."""
+
+    def set(self, path, content):
+        self.append((path, content))
+
+
 class Machine:
     """A node made of nothing that ends when it is told to, unless it is stubborn."""
 
-    pid, metadata = 7, None
+    pid = 7
 
     def __init__(self, stubborn=False):
+        self.metadata = Told()
         self.result, self.ended, self.stubborn, self.closed = None, False, stubborn, False
 
     def has_ended(self):
@@ -155,6 +166,14 @@ def test_the_fleet_follows_the_account(fleet):
     fleet._boot_and_end()
     assert states(fleet) == {"i-1": "running", "i-2": "dead"} and made["i-2"].closed
     assert account.terminated == []
+
+
+def test_a_node_is_told_once_that_its_group_is_about_to_end_it(fleet):
+    account, made = fleet._account, fleet._maker.made
+    account.ids, account.ending = ["i-1", "i-2"], {"i-2"}
+    for _ in range(2):
+        fleet._boot_and_end()
+    assert (made["i-1"].metadata, made["i-2"].metadata) == ([], [("meta-data/autoscaling/target-lifecycle-state", "Terminated")])
 
 
 def test_the_instance_of_a_node_that_died_is_terminated_so_that_its_group_replaces_it(fleet):

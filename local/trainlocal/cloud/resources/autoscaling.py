@@ -79,6 +79,35 @@ class AutoScalingGroup(Provider):
 
 
 @provides
+class TerminationHook(Provider):
+    """What a group's instances wait in before they end (`services.lifecycle` has them wait)."""
+
+    type = "AWS::AutoScaling::LifecycleHook"
+    schema = record(
+        AutoScalingGroupName=TEXT,
+        DefaultResult=TEXT,
+        HeartbeatTimeout=WHOLE,
+        LifecycleHookName=TEXT,
+        LifecycleTransition=TEXT,
+        required="AutoScalingGroupName LifecycleTransition",
+    )
+    replacing = frozenset({"AutoScalingGroupName", "LifecycleHookName"})
+    name_property = "LifecycleHookName"
+
+    def create(self, place: Place, properties: dict[str, Any]) -> str:
+        name = properties.get("LifecycleHookName") or place.name()
+        self.update(place, name, properties, {})
+        return name
+
+    def update(self, place: Place, physical_id: str, properties: dict[str, Any], before: dict[str, Any]) -> None:
+        place.client("autoscaling").put_lifecycle_hook(**{**properties, "LifecycleHookName": physical_id})
+
+    def delete(self, place: Place, physical_id: str, properties: dict[str, Any]) -> None:
+        client = place.client("autoscaling")
+        client.delete_lifecycle_hook(LifecycleHookName=physical_id, AutoScalingGroupName=properties["AutoScalingGroupName"])
+
+
+@provides
 class ScheduledAction(Provider):
     """A change of a group's size at a time that is known beforehand (`services.schedule` makes it)."""
 
@@ -155,6 +184,7 @@ def _replace_instances(place: Place, name: str) -> None:
     client = place.client("autoscaling")
     batch = int(place.update_policy["AutoScalingRollingUpdate"].get("MaxBatchSize", 1))
     group = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
-    old = [instance["InstanceId"] for instance in group["Instances"]]
+    old = [instance["InstanceId"] for instance in group["Instances"] if instance["LifecycleState"] == "InService"]
     for start in range(0, len(old), batch):
-        place.client("ec2").terminate_instances(InstanceIds=old[start : start + batch])
+        for instance in old[start : start + batch]:
+            client.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=False)

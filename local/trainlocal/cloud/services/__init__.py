@@ -4,10 +4,12 @@ They amend moto in this process only. ``install_all`` is called once, before the
 """
 
 from trainlocal.cloud.services import (
+    activities,
     bucket_policies,
     gateways,
     images,
     launches,
+    lifecycle,
     lustre,
     notifications,
     placement_groups,
@@ -18,5 +20,17 @@ from trainlocal.cloud.services import (
 
 def install_all() -> None:
     """Amends moto in this process; calling it again changes nothing."""
-    for module in (bucket_policies, gateways, images, launches, lustre, notifications, placement_groups, scaling, schedule):
+    for module in (
+        activities,
+        bucket_policies,
+        gateways,
+        images,
+        launches,
+        lifecycle,
+        lustre,
+        notifications,
+        placement_groups,
+        scaling,
+        schedule,
+    ):
         module.install()

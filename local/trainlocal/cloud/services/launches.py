@@ -16,9 +16,9 @@ from moto.ec2.models.elastic_network_interfaces import Attachment
 from moto.ec2.models.instances import Instance
 from moto.ec2.utils import convert_tag_spec, parse_user_data
 
+from trainlocal.cloud.services.activities import record_activity
 from trainlocal.cloud.services.amending import amend
 from trainlocal.cloud.services.launch_checks import LaunchRefused, check_launch
-from trainlocal.cloud.services.scaling import record_activity
 
 _launch_from_configuration = FakeAutoScalingGroup.replace_autoscaling_group_instances
 _attach = Attachment.__init__
