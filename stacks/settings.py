@@ -24,6 +24,7 @@ from trainrun.spec import (
     MonitoringSpec,
     Numa,
     ShutdownSpec,
+    StopSignal,
     TimeoutSpec,
     from_mapping,
     machine_metrics,
@@ -128,6 +129,11 @@ class Settings:
     """What becomes of them when it has failed."""
     max_restarts: int = 20
     """Restarts of the job on one node before the run counts as failed."""
+    stop_signal: StopSignal = ""
+    """Signal that each rank of a node gets besides the file "stop" when it is to save and leave (docs/nodes.md); empty means
+    none."""
+    termination_hook: bool | None = None
+    """Whether a node that the Auto Scaling group ends may save first; null means unless capacity is spot."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """How long to wait for what, in seconds."""
 

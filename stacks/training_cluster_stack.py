@@ -59,6 +59,7 @@ class TrainingClusterStack(Stack):
             min_nodes=settings.min_nodes,
             start_nodes=settings.start_nodes,
             processes_per_node=settings.processes_per_node,
+            termination_hook=settings.termination_hook,
             capacity=settings.parsed_capacity,
             efa=settings.efa,
             efa_layout=settings.parsed_efa_layout,
@@ -84,6 +85,7 @@ class TrainingClusterStack(Stack):
                 shutdown=settings.shutdown,
                 publish_seconds=settings.publish_seconds,
                 numa=settings.numa,
+                stop_signal=settings.stop_signal,
             ),
             checkpoints=checkpoints,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 
 from aws_cdk import Token
 from aws_cdk import aws_autoscaling as autoscaling
@@ -15,9 +15,7 @@ from constructs import Construct
 from traincluster.instances import InstanceType, instance_type
 from traincluster.rules.capacity import CapacityFacts, CapacityKind, PlacementKind
 from traincluster.rules.report import known
-
-DRAIN_MINUTES = 10
-"""How long before EC2 starts to end a block's instances the nodes are let go: enough for a last checkpoint."""
+from trainrun.spec import group_drains
 
 _RESERVATION_ID = re.compile(r"cr-[0-9a-f]{8,32}")
 _RESOURCE_GROUP_ARN = re.compile(r"arn:aws[a-z-]*:resource-groups:[a-z0-9-]+:\d{12}:group/\S+")
@@ -110,8 +108,9 @@ class Capacity:
 
         Args:
             reservation_id: its id, or the ARN of a resource group, as UltraServers need.
-            ends: when it ends, with a time zone. The cluster is then scaled to nothing before EC2 ends the instances, which
-                it starts to do 30 minutes before the end (60 for UltraServers), so that nodes save what they have trained.
+            ends: when it ends, with a time zone. The run then saves and stops, and the cluster is scaled to nothing, before EC2
+                ends the instances, which it starts to do 30 minutes before the end (60 for UltraServers). Without it the nodes
+                ask EC2 for the end, and do the same by themselves.
 
         Raises:
             ValueError: neither the id of a block nor the ARN of a resource group of them, or an end without a time zone.
@@ -233,11 +232,22 @@ class Capacity:
         )
 
     def drains_at(self, own: InstanceType) -> datetime | None:
-        """When the nodes are let go, so that they have saved when EC2 starts to end the block's instances."""
-        if self.ends is None:
-            return None
-        notice = 60 if own.name.startswith("p6e-") else 30
-        return self.ends.astimezone(timezone.utc) - timedelta(minutes=notice + DRAIN_MINUTES)
+        """When the group is scaled to nothing. Its nodes have saved by then (`trainrun.spec_cluster.nodes_save`)."""
+        return None if self.ends is None else group_drains(self.ends, instance_type=own.name)
+
+    @property
+    def ends_text(self) -> str:
+        """The end as the RunSpec has it; empty when it is not given."""
+        return "" if self.ends is None else self.ends.astimezone(timezone.utc).isoformat()
+
+    def holds_terminations(self, asked: bool | None) -> bool:
+        """Whether a node that the group ends is waited for until it has saved.
+
+        Args:
+            asked: None means unless capacity is spot: an interrupted node is gone in two minutes whatever the group waits for,
+                and waiting would only delay its replacement.
+        """
+        return self.kind != "spot" if asked is None else asked
 
 
 def schedule_drain(

@@ -33,7 +33,7 @@ from traincluster.job_facts import binding_facts, job_facts, launcher_facts
 from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
-from traincluster.nodes import NodeTemplate, auto_scaling_group, launch_template
+from traincluster.nodes import TERMINATION_HOOK, NodeTemplate, auto_scaling_group, launch_template, lifecycle_hook
 from traincluster.payload import pack
 from traincluster.permissions import admit_auto_scaling, grant_read, grant_read_write, node_role
 from traincluster.placement import place
@@ -86,6 +86,7 @@ class TrainingCluster(Construct):
         instance_store: str | None = None,
         ssh: SshAccess | None = None,
         processes_per_node: int | None = None,
+        termination_hook: bool | None = None,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
         metrics_namespace: str = machine_metrics.NAMESPACE,
     ) -> None:
@@ -116,6 +117,8 @@ class TrainingCluster(Construct):
             instance_store: where the type's own disks are mounted, all as one; None leaves them alone.
             ssh: SSH besides Session Manager, which needs no open port; None means no SSH.
             processes_per_node: ranks per node; None means one per GPU or Neuron core, or one on a CPU node.
+            termination_hook: whether a node that the Auto Scaling group ends (a deploy, a scale-in, a replacement) may save
+                first; None means unless ``capacity`` is spot.
             log_retention: how long the cluster's logs are kept.
             metrics_namespace: CloudWatch namespace of the machines' metrics (`trainrun.spec.machine_metrics` has their names),
                 which the image's CloudWatch agent sends; "" leaves that agent alone.
@@ -165,12 +168,20 @@ class TrainingCluster(Construct):
         self.log_group.grant_write(self.role)
         grant_read_write(self.role, checkpoints, f"{job.run}/*")
 
+        holds = self.capacity.holds_terminations(termination_hook)
         payload = pack(job.source_folder)
         self.run_spec = RunSpec(
             run=job.run,
             region=Stack.of(self).region,
             cluster=_cluster_spec(
-                self.node.path, self.instance_type, interfaces, nodes=nodes, min_nodes=min_nodes, processes=processes_per_node
+                self.node.path,
+                self.instance_type,
+                interfaces,
+                nodes=nodes,
+                min_nodes=min_nodes,
+                processes=processes_per_node,
+                hook=TERMINATION_HOOK if holds else "",
+                ends=self.capacity.ends_text,
             ),
             job=job.spec(python=self.image.python),
             storage=storage_spec(
@@ -215,6 +226,8 @@ class TrainingCluster(Construct):
             nodes=nodes,
             start=start_nodes,
         )
+        if holds:
+            lifecycle_hook(self, "SaveAndLeave", group=self.auto_scaling_group, stop_grace=job.timeouts.stop_grace)
         schedule_drain(self, group=self.auto_scaling_group, capacity=self.capacity, own=self.instance_type)
         efa_interfaces = self.run_spec.cluster.efa_interfaces
         for facts in (
@@ -324,6 +337,8 @@ def _cluster_spec(
     nodes: int,
     min_nodes: int | None,
     processes: int | None,
+    hook: str,
+    ends: str,
 ) -> ClusterSpec:
     return ClusterSpec(
         name=name,
@@ -335,6 +350,8 @@ def _cluster_spec(
         accelerators_per_node=instance_type.accelerator.count if instance_type.accelerator else 0,
         efa_interfaces=sum(interface.carries_efa for interface in interfaces),
         processes_per_node=processes or instance_type.training_processes,
+        termination_hook=hook,
+        capacity_ends=ends,
     )
 
 

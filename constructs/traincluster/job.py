@@ -16,6 +16,7 @@ from trainrun.spec import (
     Launcher,
     Numa,
     ShutdownSpec,
+    StopSignal,
     TimeoutSpec,
     TrainSettings,
     is_program,
@@ -55,6 +56,9 @@ class TrainingJob:
     environment: Mapping[str, str] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `trainrun.settings.TrainSettings` that differ from their defaults. A DeepSpeed file is read here, at synth."""
+    stop_signal: StopSignal = ""
+    """What each rank of a node gets besides the file "stop" when it is to save and leave; empty means nothing
+    (docs/nodes.md)."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     shutdown: ShutdownSpec = field(default_factory=ShutdownSpec)
     numa: Numa = "auto"
@@ -96,6 +100,7 @@ class TrainingJob:
             configuration=self.inlined,
             python=python,
             numa=self.numa,
+            stop_signal=self.stop_signal,
         )
 
     def _kind_problems(self) -> Iterator[str]:
@@ -105,6 +110,13 @@ class TrainingJob:
             yield f"launcher is {self.launcher!r}. Allowed: {', '.join(map(repr, get_args(Launcher)))}."
         elif self.launcher == "mpirun" and self.numa in ("socket", "exclusive", "core-complex"):
             yield f"numa is {self.numa!r}, but the launcher mpirun takes 'auto', 'none' or 'node'."
+        if self.stop_signal not in get_args(StopSignal):
+            yield f"stop_signal is {self.stop_signal!r}. Allowed: {', '.join(map(repr, get_args(StopSignal)))}."
+        elif self.stop_signal not in ("", "SIGTERM") and self.entry_point.partition(".")[0] == "trainrun":
+            yield (
+                f"stop_signal is {self.stop_signal!r}, which would end {self.entry_point} without a checkpoint: it looks for the "
+                "file, and needs no signal. Leave stop_signal out."
+            )
         if self.numa not in get_args(Numa):
             yield f"numa is {self.numa!r}. Allowed: {', '.join(map(repr, get_args(Numa)))}."
         if isinstance(self.arguments, str) or not all(isinstance(argument, str) for argument in self.arguments):

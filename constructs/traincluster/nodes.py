@@ -11,9 +11,13 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 from traincluster.capacity import Capacity
 from traincluster.permissions import CLUSTER_TAG
+from trainrun.spec import hook_heartbeat
 
 MOST_REPLACED_AT_ONCE = 100
 """CloudFormation's own limit of MaxBatchSize in a rolling update."""
+
+TERMINATION_HOOK = "save-and-leave"
+"""Name of the lifecycle hook in which a node that is to be ended saves first. Names are a group's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,3 +128,28 @@ def auto_scaling_group(
             )
         )
     return group
+
+
+def lifecycle_hook(
+    scope: Construct, construct_id: str, *, group: autoscaling.CfnAutoScalingGroup, stop_grace: int
+) -> autoscaling.CfnLifecycleHook:
+    """Have the group wait for a node that it ends, until the node says that it has saved.
+
+    A node that says nothing, such as one that is dead, is ended when the heartbeat is over. The hook is a resource of its own,
+    which goes before its group when the stack is deleted: CloudFormation then waits for no node.
+
+    Args:
+        scope: where the hook goes.
+        construct_id: its id there.
+        group: the nodes' group.
+        stop_grace: seconds that the ranks have for the last checkpoint.
+    """
+    return autoscaling.CfnLifecycleHook(
+        scope,
+        construct_id,
+        auto_scaling_group_name=group.ref,
+        lifecycle_hook_name=TERMINATION_HOOK,
+        lifecycle_transition="autoscaling:EC2_INSTANCE_TERMINATING",
+        heartbeat_timeout=hook_heartbeat(stop_grace),
+        default_result="CONTINUE",
+    )

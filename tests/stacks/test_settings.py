@@ -84,6 +84,8 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("log_days", "7", 7),
         ("launcher", "mpirun", "mpirun"),
         ("numa", "exclusive", "exclusive"),
+        ("stop_signal", "SIGTERM", "SIGTERM"),
+        ("termination_hook", "false", False),
         ("metrics_namespace", "Team", "Team"),
         ("metrics_namespace", "", ""),
         ("arguments", '["--x", "1"]', ("--x", "1")),

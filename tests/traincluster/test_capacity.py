@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from aws_cdk import aws_ec2 as ec2
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traincluster import Capacity
+from traincluster import Capacity, TrainingJob
 from traincluster.instances import instance_type_names
-from trainrun.spec import ConfigError, ShutdownSpec, from_mapping
+from trainrun.spec import ConfigError, ShutdownSpec, TimeoutSpec, from_mapping
+from trainrun.spec_cluster import nodes_save, terminations_begin
 
 RESERVATION = "cr-0123456789abcdef0"
 GROUP_ARN = "arn:aws:resource-groups:us-east-1:123456789012:group/ultraserver"
@@ -237,3 +238,45 @@ def test_parse_refuses_in_sentences_what_it_cannot_read(text):
         assert str(error).endswith((".", "?"))
     else:
         assert Capacity.parse(str(capacity)) == capacity
+
+
+class TestTerminationHook:
+    def test_a_node_that_the_group_ends_saves_first(self, synthesize):
+        job = TrainingJob(run="held", configuration={"steps": 10}, timeouts=TimeoutSpec(stop_grace=240))
+        cluster = synthesize(job=job)
+        (group,) = cluster.resources("AWS::AutoScaling::AutoScalingGroup")
+        assert cluster.only("AWS::AutoScaling::LifecycleHook")["Properties"] == {
+            "AutoScalingGroupName": {"Ref": group},
+            "LifecycleHookName": "save-and-leave",
+            "LifecycleTransition": "autoscaling:EC2_INSTANCE_TERMINATING",
+            "HeartbeatTimeout": 300,
+            "DefaultResult": "CONTINUE",
+        }
+        assert cluster.cluster.run_spec.cluster.termination_hook == "save-and-leave"
+
+    @pytest.mark.parametrize(
+        ("capacity", "asked", "there"),
+        [
+            ("spot", None, False),
+            ("spot with rebalancing", True, True),
+            ("on-demand", False, False),
+            (f"block:{RESERVATION} until 2026-12-24T11:30Z", None, True),
+        ],
+    )
+    def test_by_default_there_is_one_unless_capacity_is_spot(self, synthesize, capacity, asked, there):
+        cluster = synthesize(instance_type="p5.48xlarge", capacity=Capacity.parse(capacity), termination_hook=asked)
+        assert bool(cluster.resources("AWS::AutoScaling::LifecycleHook")) is there
+        assert bool(cluster.cluster.run_spec.cluster.termination_hook) is there
+
+
+def test_nodes_know_when_their_block_ends_and_save_before_the_group_is_drained(synthesize):
+    cluster = synthesize(
+        instance_type="p5.48xlarge", capacity=Capacity.parse(f"block:{RESERVATION} until 2026-12-24T12:30+01:00")
+    )
+    spec = cluster.cluster.run_spec
+    assert spec.cluster.capacity_ends == "2026-12-24T11:30:00+00:00"
+    start = cluster.only("AWS::AutoScaling::ScheduledAction")["Properties"]["StartTime"]
+    drains = datetime.fromisoformat(start.replace("Z", "+00:00"))
+    ends = datetime.fromisoformat(spec.cluster.capacity_ends)
+    saves = nodes_save(ends, instance_type="p5.48xlarge", stop_grace=spec.timeouts.stop_grace)
+    assert saves + timedelta(seconds=spec.timeouts.stop_grace) < drains < terminations_begin(ends, instance_type="p5.48xlarge")

@@ -64,6 +64,8 @@ def test_an_entry_point_outside_the_source_is_refused(source, entry_point):
         ({"entry_point": "train.py"}, "there is no source that holds it"),
         ({"source": "/no/such/folder", "entry_point": "train.py"}, "which is not a folder"),
         ({"launcher": "mpiexec"}, "launcher is 'mpiexec'. Allowed: 'torchrun', 'mpirun'."),
+        ({"stop_signal": "SIGKILL"}, "stop_signal is 'SIGKILL'. Allowed: '', 'SIGTERM', 'SIGUSR1', 'SIGUSR2', 'SIGINT'."),
+        ({"stop_signal": "SIGUSR1"}, "which would end trainrun.pretrain without a checkpoint"),
         ({"numa": "cores"}, "numa is 'cores'. Allowed: 'auto', 'none', 'node', 'socket', 'exclusive', 'core-complex'."),
         (
             {"launcher": "mpirun", "numa": "socket"},

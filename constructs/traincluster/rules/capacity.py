@@ -233,7 +233,7 @@ def ultraserver_is_whole(facts: CapacityFacts) -> Iterator[Finding]:
 
 @rule(
     "block-end-is-known",
-    summary="The end of a Capacity Block is given, so that nodes save and leave before EC2 ends them.",
+    summary="The end of a Capacity Block is given, so that the group is scaled to nothing before EC2 ends its nodes.",
     source=f"{_BLOCKS} (termination starts 30 minutes before the end, 60 for UltraServers)",
     levels=("warning",),
 )
@@ -242,8 +242,8 @@ def block_end_is_known(facts: CapacityFacts) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "block-end-is-known",
-            "The end of the Capacity Block is not given, so no drain is scheduled: EC2 ends the nodes from 30 minutes before it, "
-            "and what was trained since the last checkpoint is lost.",
+            "The end of the Capacity Block is not given, so no drain is scheduled. Nodes ask EC2 for it and save before it, but "
+            "where nobody trains at the end the group keeps its size, and tries in vain to launch nodes.",
             "Give the end, as 'block:cr-... until 2026-12-24T11:30Z'.",
         )
 
