@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -52,6 +53,7 @@ class Commands:
         self.failures = list(failures)
         self.installed = set(installed)
         self.programs: set[str] = set()
+        self.proxy = ""
 
     def __call__(self, *command: str, **_: Any) -> str:
         self.ran.append(command)
@@ -69,6 +71,8 @@ class Commands:
             return "\n".join(sorted(self.installed))
         if command[0] == "apt-get" and "indextargets" in command:
             return "http://us-east-1.ec2.archive.ubuntu.com/ubuntu\nhttp://security.ubuntu.com/ubuntu\n"
+        if command[0] == "apt-config":
+            return f'Acquire "";\n{self.proxy}'
         if command[0] == "curl":
             text = FSX_REPOSITORY.format(major=command[-1].split("/")[-2]) if command[-1].endswith(".repo") else "a key"
             Path(command[command.index("--output") + 1]).write_text(text)
@@ -239,6 +243,18 @@ def test_an_isolated_network_is_told_at_once(tmp_path):
     assert not [command for command in commands.ran if "update" in command]
 
 
+@pytest.mark.parametrize("name", ["ubuntu-24.04", "amazon-linux-2023"])
+def test_behind_a_proxy_of_the_package_manager_the_way_is_its_own_business(name, tmp_path):
+    commands = Commands(tmp_path)
+    packages = manager(tmp_path, name, commands, way=lambda _: pytest.fail("the network was asked"))
+    commands.proxy = 'Acquire::http::Proxy "http://proxy:3128";\n'
+    (tmp_path / "etc/dnf").mkdir()
+    (tmp_path / "etc/dnf/dnf.conf").write_text("[main]\nproxy=http://proxy:3128\n")
+    (tmp_path / "etc/yum.repos.d").mkdir()
+    (tmp_path / "etc/yum.repos.d/a.repo").write_text("[a]\nbaseurl=https://mirror.example/x\n")
+    assert packages.install("mdadm") == ["mdadm"]
+
+
 def test_one_repository_out_of_reach_is_no_isolated_network(tmp_path):
     packages = manager(tmp_path, "ubuntu-24.04", Commands(tmp_path), way=lambda url: "no" if "security" in url else "")
     assert packages.install("mdadm") == ["mdadm"]
@@ -361,6 +377,16 @@ def test_tools_come_from_the_package_of_the_distribution(program, name, tmp_path
 def test_a_node_that_may_install_nothing_says_what_is_missing(tmp_path):
     with pytest.raises(StepFailed, match="The image has no mdadm"):
         Tools(run=Commands(tmp_path), packages=None).need("mdadm")
+
+
+def test_addresses_that_have_no_way_hide_no_others(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        dead = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", (f"100::{number}", port, 0, 0)) for number in (1, 2, 3)]
+        alive = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))
+        monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: [*dead, alive])
+        monkeypatch.setattr("urllib.request.getproxies", dict)
+        assert way_to(f"http://mirror.example:{port}/x") == ""
 
 
 def test_what_a_node_can_do_without_is_tried_once(tmp_path):

@@ -96,7 +96,11 @@ def way_to(url: str) -> str:
     except OSError as error:
         return f"{parts.hostname} cannot be resolved ({error})"
     reasons = []
-    for family, kind, protocol, _, address in addresses[:2]:
+    # Two of each family: without a way for IPv6, its addresses fail at once, and may come first.
+    chosen = [
+        one for family in (socket.AF_INET, socket.AF_INET6) for one in [each for each in addresses if each[0] == family][:2]
+    ]
+    for family, kind, protocol, _, address in chosen:
         try:
             with socket.socket(family, kind, protocol) as connection:
                 connection.settimeout(WAY_SECONDS)
@@ -165,6 +169,10 @@ class Packages(abc.ABC):
         """Keep packages at the version that they have."""
 
     @abc.abstractmethod
+    def _has_proxy(self) -> bool:
+        """Whether a proxy is in the package manager's own settings, so that a connection from here says nothing."""
+
+    @abc.abstractmethod
     def _sites(self) -> list[str]:
         """URLs of the repositories that are known, as far as they can be read without a network."""
 
@@ -197,7 +205,7 @@ class Packages(abc.ABC):
             StepFailed: there is none to a needed one, or to none at all.
         """
         sites = list(dict.fromkeys(_site(url) for url in (*needed, *self._sites())))
-        if not sites:
+        if not sites or self._has_proxy():
             return
         with ThreadPoolExecutor(max_workers=min(16, len(sites))) as pool:
             reasons = dict(zip(sites, pool.map(self._way, sites), strict=True))
@@ -255,6 +263,9 @@ class Apt(Packages):
         if known := [name for name in names if name in there]:
             when_unlocked(lambda: self._run("apt-mark", *self._options, "hold", *known), self._sleep)
 
+    def _has_proxy(self) -> bool:
+        return bool(re.search(r'^Acquire::https?::Proxy\S* "http', self._run("apt-config", *self._options, "dump"), re.MULTILINE))
+
     def _sites(self) -> list[str]:
         return self._run("apt-get", *self._options, "indextargets", "--format", "$(SITE)").split()
 
@@ -296,6 +307,11 @@ class Dnf(Packages):
 
     def hold(self, *names: str) -> None:
         """`upgrades` excludes kernel and driver in dnf's settings; what was installed here, nothing upgrades by itself."""
+
+    def _has_proxy(self) -> bool:
+        settings = self._root / "etc/dnf/dnf.conf"
+        text = settings.read_text(encoding="utf-8") if settings.exists() else ""
+        return bool(re.search(r"^proxy\s*=\s*http", text, re.MULTILINE))
 
     def _sites(self) -> list[str]:
         variables = {
