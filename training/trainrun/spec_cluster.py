@@ -43,6 +43,9 @@ class ClusterSpec:
     """Number of EFA interfaces that the node must show; 0 when EFA is off."""
     processes_per_node: int = 1
     """Ranks per node: one per accelerator (per Neuron core), or one on a CPU node."""
+    nodes_usable: tuple[int, ...] = ()
+    """Numbers of nodes among which the job's batch divides, in ascending order; the nodes beyond the largest that is there
+    wait as spares. Empty means any number from nodes_min to nodes_max."""
     termination_hook: str = ""
     """Name of the group's lifecycle hook in which a node that is to be ended waits until it has saved; empty means none."""
     capacity_ends: str = ""
@@ -54,9 +57,28 @@ class ClusterSpec:
             raise ConfigError([problem])
         if not 0 <= self.nodes_desired <= self.nodes_max:
             raise ConfigError([f"nodes_desired is {self.nodes_desired}. Allowed: 0 to nodes_max ({self.nodes_max})."])
+        if self.nodes_usable and list(self.nodes_usable) != sorted(set(self.nodes_usable) & set(self._numbers_of_nodes)):
+            problem = (
+                f"nodes_usable is {self.nodes_usable}. Allowed: ascending numbers from {self.nodes_min} to {self.nodes_max}."
+            )
+            raise ConfigError([problem])
         if self.capacity_ends and not _has_zone(self.capacity_ends):
             problem = f"capacity_ends is {self.capacity_ends!r}. Allowed: a moment with its zone, as '2026-12-24T11:30:00+00:00'."
             raise ConfigError([problem])
+
+    @property
+    def _numbers_of_nodes(self) -> range:
+        return range(self.nodes_min, self.nodes_max + 1)
+
+    @property
+    def usable_from(self) -> int:
+        """The fewest nodes that can train together."""
+        return self.nodes_usable[0] if self.nodes_usable else self.nodes_min
+
+    def usable(self, nodes: int) -> int:
+        """How many of so many nodes can train together; 0 when they are too few."""
+        allowed = self.nodes_usable or self._numbers_of_nodes
+        return max((number for number in allowed if number <= nodes), default=0)
 
 
 def terminations_begin(ends: datetime, *, instance_type: str) -> datetime:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trainrun.config import ConfigError
 from trainrun.directory import DirectoryStore
 from trainrun.node.beacon import Beacon, answers
 from trainrun.node.claims import Claim, Claims
@@ -17,6 +18,7 @@ from trainrun.node.group import Group, View
 from trainrun.node.meet import Meet, Meeting, Silence
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave, StepFailed
+from trainrun.spec import ClusterSpec
 from trainrun.store import open_store
 
 
@@ -37,14 +39,17 @@ def beacon():
         yield beacon
 
 
-def meet_of(node, *, group, store, beacon=1, nodes_min=1, peer_lost=0.0, ended=lambda: ""):
+def meet_of(node, *, group, store, beacon=1, nodes_min=1, usable=(), peer_lost=0.0, ended=lambda: ""):
+    cluster = ClusterSpec(
+        name="c", instance_type="c7i.large", nodes_min=nodes_min, nodes_desired=4, nodes_max=4, nodes_usable=usable
+    )
     return Meet(
         identity=Identity(node=node, address="127.0.0.1"),
         port=29400,
         beacon=beacon,
         group=group,
         claims=Claims(store=store),
-        nodes_min=nodes_min,
+        cluster=cluster,
         peer_lost=peer_lost,
         ended=ended,
     )
@@ -174,6 +179,43 @@ def test_nodes_regroup_when_the_host_changes_or_goes(store, beacon):
     assert other.lost(meeting, Silence()) == "The rendezvous host i-1 is gone."
     meet_of("i-3", group=group, store=store).wait(timeout=5)
     assert other.lost(meeting, Silence()) == "The rendezvous host i-1 is no more: i-3 hosts it now."
+
+
+class TestSparesOfELA10:
+    """ELA-10: the global batch stays; nodes among which it does not divide wait until there are enough."""
+
+    def meets(self, *nodes, store, beacon, usable=(2, 4)):
+        group = FixedGroup(*nodes, desired=4)
+        return group, [
+            meet_of(node, group=group, store=store, beacon=beacon.port, usable=usable, peer_lost=1000) for node in nodes
+        ]
+
+    def test_three_of_which_two_can_train(self, store, beacon):
+        _, meets = self.meets("i-1", "i-2", "i-3", store=store, beacon=beacon)
+        assert [meet.wait(timeout=5).claim.nodes for meet in meets] == [2, 2, 2]
+
+    def test_a_fourth_lets_all_train_once_it_is_ready_not_when_it_is_only_listed(self, store, beacon):
+        group, meets = self.meets("i-1", "i-2", "i-3", store=store, beacon=beacon)
+        host, *others = (meet.wait(timeout=5) for meet in meets)
+        group.lifecycle["i-4"] = "InService"  # it boots
+        assert meets[0].lost(host, Silence()) == ""
+        fourth = meet_of("i-4", group=group, store=store, usable=(2, 4), peer_lost=1000)
+        assert fourth.wait(timeout=5).claim.nodes == 2
+        assert meets[0].lost(host, Silence()) == "4 nodes are ready, of which 4 can train together: 2 did."
+        assert meets[0].wait(timeout=5).claim.nodes == 4
+        for meet, meeting in zip(meets[1:], others, strict=True):
+            assert "no more: i-1 hosts it now" in meet.lost(meeting, Silence())
+            assert meet.wait(timeout=5).claim.nodes == 4
+
+    def test_one_is_too_few(self, store, beacon):
+        _, (meet,) = self.meets("i-1", store=store, beacon=beacon)
+        with pytest.raises(StepFailed, match=r"1 of at least 2 nodes are in service in nodes \(the batch divides among 2, 4\)"):
+            meet.wait(timeout=0.2)
+
+    @pytest.mark.parametrize("usable", [(4, 2), (2, 2), (2, 5), (0, 2)])
+    def test_numbers_that_cannot_be_are_refused(self, usable):
+        with pytest.raises(ConfigError, match="nodes_usable is .* Allowed: ascending numbers from 1 to 4"):
+            ClusterSpec(name="c", instance_type="t", nodes_min=1, nodes_desired=4, nodes_max=4, nodes_usable=usable)
 
 
 def test_a_beacon_shines_until_it_is_closed():

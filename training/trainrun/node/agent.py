@@ -173,7 +173,7 @@ class Agent:
                 beacon=beacon.port,
                 group=self.group,
                 claims=Claims(store=self.store),
-                nodes_min=self.spec.cluster.nodes_min,
+                cluster=self.spec.cluster,
                 peer_lost=self.spec.timeouts.peer_lost,
                 ended=self.result.ended,
                 leave_if_asked=lambda: leave_if_asked(self.places.stop_file),

@@ -25,6 +25,8 @@ class Claim:
     """Where torchrun's store listens."""
     beacon: int
     """Port on which the host's agent shows that it is alive."""
+    nodes: int = 0
+    """How many nodes train together; 0 leaves it to those who come."""
 
 
 class Claims:
@@ -34,7 +36,7 @@ class Claims:
         """Args:
         store: the run's folder; claims are rendezvous/<generation>.json.
         """
-        self._store = store.child("rendezvous")
+        self._store, self._ready = store.child("rendezvous"), store.child("ready")
 
     def newest(self) -> Claim | None:
         """The claim that holds, or None before the first.
@@ -46,6 +48,23 @@ class Claims:
         if not keys:
             return None
         return Claim(**json.loads(self._store.get(max(keys))))
+
+    def come(self, claim: Claim, *, node: str) -> None:
+        """Show that a node is there and follows a claim.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        self._ready.put(f"{claim.generation:08d}/{node}", b"")
+
+    def who_came(self, claim: Claim) -> set[str]:
+        """The nodes that have followed a claim: also those that could not take part.
+
+        Raises:
+            StoreError: the store did not answer.
+        """
+        folder = f"{claim.generation:08d}/"
+        return {stored.key.removeprefix(folder) for stored in self._ready.list(folder)}
 
     def take(self, claim: Claim) -> bool:
         """Put down a claim; False when another node was faster.

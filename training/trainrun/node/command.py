@@ -33,7 +33,8 @@ def torchrun_command(
         numa: how torchrun is to bind ranks to processors; "" leaves them unbound (`numa.binding`).
     """
     cluster, claim = spec.cluster, meeting.claim
-    waits_for_more = first and meeting.expected > cluster.nodes_min
+    fewest, most = (claim.nodes, claim.nodes) if claim.nodes else (cluster.nodes_min, cluster.nodes_max)
+    waits_for_more = first and meeting.expected > fewest
     rendezvous = {
         "is_host": int(claim.node == identity.node),
         "join_timeout": spec.timeouts.rendezvous,
@@ -44,7 +45,7 @@ def torchrun_command(
     job = spec.job
     return [
         *(python, "-m", "torch.distributed.run"),
-        f"--nnodes={cluster.nodes_min}:{cluster.nodes_max}",
+        f"--nnodes={fewest}:{most}",
         f"--nproc-per-node={cluster.processes_per_node}",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint={claim.address}:{claim.port}",

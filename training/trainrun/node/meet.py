@@ -16,6 +16,7 @@ from trainrun.node.claims import Claim, Claims
 from trainrun.node.group import Group, View
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave, StepFailed
+from trainrun.spec_cluster import ClusterSpec
 from trainrun.store import StoreError
 
 POLL_SECONDS = 0.5
@@ -64,7 +65,7 @@ class Meet:
         beacon: int,
         group: Group,
         claims: Claims,
-        nodes_min: int,
+        cluster: ClusterSpec,
         peer_lost: float,
         ended: Callable[[], str],
         leave_if_asked: Callable[[], None] = lambda: None,
@@ -75,7 +76,7 @@ class Meet:
         beacon: where its agent shows that it is alive.
         group: its Auto Scaling group.
         claims: the run's claims.
-        nodes_min: fewest nodes in service to go on with.
+        cluster: how many nodes can train together.
         peer_lost: seconds of silence after which a host that is still listed counts as lost.
         ended: why the run is over, or "" while it is not.
         leave_if_asked: raises `Leave` when this node was given notice.
@@ -85,7 +86,7 @@ class Meet:
         self._beacon = beacon
         self._group = group
         self._claims = claims
-        self._nodes_min = nodes_min
+        self._cluster = cluster
         self._peer_lost = peer_lost
         self._ended = ended
         self._leave_if_asked = leave_if_asked
@@ -130,7 +131,16 @@ class Meet:
         view = self._group.look()
         if view is not None and self._is_usable(meeting.claim, view, silence) == "no":
             return f"The rendezvous host {meeting.claim.node} is gone."
-        return ""
+        return self._more(meeting.claim, view) if view is not None and meeting.claim.nodes else ""
+
+    def _more(self, claim: Claim, view: View) -> str:
+        """Why this host is to let more nodes train together than do, or ""."""
+        if claim.node != self._identity.node or claim.nodes == self._cluster.usable(len(view.in_service())):
+            return ""
+        ready = self._claims.who_came(claim) & view.in_service()
+        if self._cluster.usable(len(ready)) <= claim.nodes:
+            return ""
+        return f"{len(ready)} nodes are ready, of which {self._cluster.usable(len(ready))} can train together: {claim.nodes} did."
 
     def resign(self) -> None:
         """Give the rendezvous up if this node hosts it, so that the others need not wait for it to be missed.
@@ -150,9 +160,15 @@ class Meet:
             state = view.lifecycle.get(self._identity.node, "not in the group")
             raise Leave(f"The group {view.name} lets this node go (capacity {view.desired}, this node: {state}).")
         present = view.in_service() | {self._identity.node}
-        if len(present) < self._nodes_min:
+        size = self._cluster.usable(len(present))
+        if not size:
+            among = (
+                f" (the batch divides among {', '.join(map(str, self._cluster.nodes_usable))})"
+                if self._cluster.nodes_usable
+                else ""
+            )
             return (
-                f"{len(present)} of at least {self._nodes_min} nodes are in service in {view.name}. "
+                f"{len(present)} of at least {self._cluster.usable_from} nodes are in service in {view.name}{among}. "
                 "See the group's activity history for why the others do not come (capacity, quota, reservation)."
             )
         claim = self._claims.newest()
@@ -162,10 +178,14 @@ class Meet:
                 f"The rendezvous host {claim.node} does not answer on {claim.address}:{claim.beacon}. "
                 "If it is alive, does the security group allow all traffic between its own members, in and out?"
             )
-        if claim is None or usable == "no":
-            claim = self._own_claim(claim.generation + 1 if claim else 1)
+        nodes = size if self._cluster.nodes_usable else 0
+        is_own = claim is not None and claim.node == self._identity.node
+        if claim is None or usable == "no" or (is_own and claim.nodes != nodes):
+            claim = self._own_claim(claim.generation + 1 if claim else 1, nodes=nodes)
             if not self._claims.take(claim):
                 return "Another node was faster to claim the rendezvous; its claim is read next."
+        if claim.nodes:
+            self._claims.come(claim, node=self._identity.node)
         return Meeting(claim=claim, in_service=len(present), expected=max(view.desired, len(present)))
 
     def _resign(self) -> None:
@@ -179,17 +199,20 @@ class Meet:
     def _is_usable(self, claim: Claim, view: View, silence: Silence) -> Literal["yes", "no", "unknown"]:
         """Whether the claim's host is alive: "yes", "no", or "unknown" while it has not been silent for long."""
         if claim.node == self._identity.node:
-            return "yes" if claim == self._own_claim(claim.generation) else "no"  # an agent before this one claimed it
+            return (
+                "yes" if claim == self._own_claim(claim.generation, nodes=claim.nodes) else "no"
+            )  # an agent before this one claimed it
         if not view.holds(claim.node):
             return "no"
         seconds = silence.seconds(claim)
         return "yes" if not seconds else "unknown" if seconds < self._peer_lost else "no"
 
-    def _own_claim(self, generation: int) -> Claim:
+    def _own_claim(self, generation: int, *, nodes: int) -> Claim:
         return Claim(
             generation=generation,
             node=self._identity.node,
             address=self._identity.address,
             port=self._port,
             beacon=self._beacon,
+            nodes=nodes,
         )
