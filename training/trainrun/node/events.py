@@ -23,7 +23,7 @@ from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.store import Store
 
-Step = Literal["prepare", "check", "meet", "train", "watch", "finish"]
+Step = Literal["prepare", "software", "check", "meet", "train", "watch", "finish"]
 State = Literal["started", "done", "failed"]
 
 RETRY_SECONDS = 5.0
