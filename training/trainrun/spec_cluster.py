@@ -51,6 +51,9 @@ class ClusterSpec:
     capacity_ends: str = ""
     """When the nodes' Capacity Block ends, in ISO 8601 with a time zone; empty has the node ask EC2 whether it is in one."""
 
+    bandwidth_check: bool = False
+    """Whether a node measures how fast its accelerators sum tensors over all of them (all-reduce) before it trains."""
+
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.nodes_max:
             problem = f"nodes_min is {self.nodes_min} and nodes_max {self.nodes_max}. Allowed: 1 <= nodes_min <= nodes_max."
