@@ -21,6 +21,7 @@ from trainrun.memory import host_bytes_of_bundled
 from trainrun.settings import TrainSettings
 from trainrun.settings.layers import train_settings, with_documents
 from trainrun.spec_cluster import Accelerator, ClusterSpec, group_drains, hook_heartbeat
+from trainrun.spec_ending import ReadinessSpec, ReadinessWay, ShutdownSpec
 
 SCHEMA_VERSION = 1
 
@@ -164,37 +165,14 @@ class MonitoringSpec:
     """CloudWatch log group of the cluster; empty means none."""
     namespace: str = machine_metrics.NAMESPACE
     """CloudWatch namespace of the machine's metrics, which the image's CloudWatch agent sends; empty leaves that agent alone."""
+    topic: str = ""
+    """ARN of the SNS topic that hears when the run ends, however it does; empty means none."""
 
     def __post_init__(self) -> None:
         if problem := machine_metrics.namespace_problem(self.namespace):
             raise ConfigError([problem])
         if not 0 < self.publish_seconds < math.inf:
             raise ConfigError([f"publish_seconds is {self.publish_seconds}. Allowed: more than 0."])
-
-
-@dataclass(frozen=True, kw_only=True)
-class ShutdownSpec:
-    """What happens when the job ends."""
-
-    on_success: Literal["scale_to_zero", "keep"] = "scale_to_zero"
-    on_failure: Literal["scale_to_zero", "keep"] = "keep"
-    max_restarts: int = 20
-    """Restarts of the job on one node before the node reports the run as failed."""
-    same_failures: int = 2
-    """Failures in a row, by the same error at the same step, after which the run has failed: another try would fail likewise."""
-    max_replacements: int = 5
-    """Nodes of the run, in 24 hours, that are replaced because they did not pass their checks; the next such ends the run."""
-
-    def __post_init__(self) -> None:
-        problems = []
-        if self.max_restarts < 0:
-            problems.append(f"max_restarts is {self.max_restarts}. Allowed: 0 or more.")
-        if self.max_replacements < 0:
-            problems.append(f"max_replacements is {self.max_replacements}. Allowed: 0 or more.")
-        if self.same_failures < 2:
-            problems.append(f"same_failures is {self.same_failures}. Allowed: 2 or more; max_restarts of 0 starts nothing anew.")
-        if problems:
-            raise ConfigError(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,6 +188,7 @@ class RunSpec:
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     monitoring: MonitoringSpec = field(default_factory=MonitoringSpec)
     shutdown: ShutdownSpec = field(default_factory=ShutdownSpec)
+    readiness: ReadinessSpec = field(default_factory=ReadinessSpec)
     payload_sha256: str = ""
     """Digest of the packed code that runs with this document; a change of code is a change of document."""
     schema: int = SCHEMA_VERSION
@@ -295,6 +274,8 @@ __all__ = [
     "MonitoringSpec",
     "MountSpec",
     "Numa",
+    "ReadinessSpec",
+    "ReadinessWay",
     "RunSpec",
     "ShutdownSpec",
     "StopSignal",
