@@ -25,11 +25,15 @@ class ShutdownSpec:
     """Restarts of the job on one node before the node reports the run as failed."""
     same_failures: int = 2
     """Failures in a row, by the same error at the same step, after which the run has failed: another try would fail likewise."""
+    max_replacements: int = 5
+    """Nodes of the run, in 24 hours, that are replaced because they did not pass their checks; the next such ends the run."""
 
     def __post_init__(self) -> None:
         problems = []
         if self.max_restarts < 0:
             problems.append(f"max_restarts is {self.max_restarts}. Allowed: 0 or more.")
+        if self.max_replacements < 0:
+            problems.append(f"max_replacements is {self.max_replacements}. Allowed: 0 or more.")
         if self.same_failures < 2:
             problems.append(f"same_failures is {self.same_failures}. Allowed: 2 or more; max_restarts of 0 starts nothing anew.")
         if self.keep_minutes is not None and self.keep_minutes < 1:
