@@ -16,6 +16,7 @@ from trainrun.node import numa
 from trainrun.node.mpi_rank import VARIABLE, RankOrder
 from trainrun.node.numa import Topology, bind, processors_of_ranks, read_topology
 from trainrun.node.outcome import StepFailed
+from trainrun.node.software import Software
 from trainrun.spec import ClusterSpec, JobSpec
 
 P4D = ClusterSpec(
@@ -61,10 +62,10 @@ def test_the_topology_is_the_kernels(tmp_path):
 
 
 def test_gpus_of_a_node_with_two_numa_nodes_are_bound_to_theirs(able):
-    found = bind(JOB, P4D, python=str(able), topology=TWO)
+    found = bind(JOB, P4D, software=Software(str(able)), topology=TWO)
     assert (found.way, found.why) == ("node", "2 NUMA nodes")
     assert [set(one) for one in found.processors] == [set(TWO.processors[0])] * 4 + [set(TWO.processors[1])] * 4
-    assert bind(replace(JOB, numa="exclusive"), P4D, python=str(able), topology=TWO).way == "exclusive"
+    assert bind(replace(JOB, numa="exclusive"), P4D, software=Software(str(able)), topology=TWO).way == "exclusive"
 
 
 @pytest.mark.parametrize(
@@ -81,18 +82,35 @@ def test_gpus_of_a_node_with_two_numa_nodes_are_bound_to_theirs(able):
     ],
 )
 def test_where_there_is_nothing_to_bind_nothing_is_bound(job, cluster, topology, why, able):
-    found = bind(job, cluster, python=str(able), topology=topology)
+    found = bind(job, cluster, software=Software(str(able)), topology=topology)
     assert found.way == "" and not found.processors and found.why.startswith(why)
 
 
 def test_what_torchrun_needs_and_lacks_is_said_and_stops_only_who_asked_for_it(able, monkeypatch, tmp_path):
-    for python, lack in ((str(tmp_path / "none"), "older than 2.9"), (str(able), "no numactl")):
-        if lack == "no numactl":
-            monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-        assert lack in bind(JOB, P4D, python=python, topology=TWO).why
-        with pytest.raises(StepFailed, match=f"numa is 'node', but ranks cannot be bound: .*{lack}.* Leave numa out"):
-            bind(replace(JOB, numa="node"), P4D, python=python, topology=TWO)
-    assert bind(replace(JOB, launcher="mpirun"), P4D, python="/none", topology=TWO).way == "node"  # it needs neither
+    old = tmp_path / "site/torch"
+    old.mkdir(parents=True)
+    (old / "__init__.py").touch()  # a torch without the module that binds
+    without_torch = Software(str(able))
+    without_torch.environment = lambda base: {**base, "PYTHONPATH": str(old.parent)}
+    without_numactl = Software(str(able))
+    without_numactl.environment = lambda base: {**base, "PATH": str(tmp_path / "empty")}
+    missing = Software(str(tmp_path / "none"))
+    for software, lack in (
+        (without_torch, "older than 2.9"),
+        (without_numactl, "no numactl"),
+        (missing, "could not be looked for"),
+    ):
+        assert lack in bind(JOB, P4D, software=software, topology=TWO).why
+        with pytest.raises(StepFailed, match=rf"numa is 'node', but ranks cannot be bound: .*{lack}.* Leave numa out"):
+            bind(replace(JOB, numa="node"), P4D, software=software, topology=TWO)
+    assert bind(replace(JOB, launcher="mpirun"), P4D, software=missing, topology=TWO).way == "node"  # it needs none of it
+
+
+def test_ranks_of_a_container_are_bound_by_what_starts_them_there(able):
+    software = Software(str(able))
+    software.sees_node = False
+    assert bind(JOB, P4D, software=software, topology=TWO).way == "node"  # torchrun runs in the container, too
+    assert bind(replace(JOB, launcher="mpirun"), P4D, software=software, topology=TWO).why.startswith("the container's runtime")
 
 
 def test_the_agents_own_processors_are_respected():

@@ -36,6 +36,7 @@ from trainrun.node.periodic import Periodic
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
 from trainrun.node.processes import adopt_orphans
+from trainrun.node.software import Software
 from trainrun.node.stalls import Stalls
 from trainrun.node.train import Train
 from trainrun.node.watch import NOTICE_SECONDS, Regroup, Watch, watching
@@ -140,7 +141,7 @@ class Agent:
             leave_if_asked(self.places.stop_file)
             with self.events.step("check") as report:
                 found = check(spec=self.spec, python=self.python, store=self.store, events=self.events)
-                self.binding = bind(self.spec.job, self.spec.cluster, python=self.python)
+                self.binding = bind(self.spec.job, self.spec.cluster, software=Software(self.python))
                 report.detail = f"{found}, {self.binding}"
         except StepFailed:
             return DO_NOT_RESTART

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainrun.node.outcome import StepFailed
+from trainrun.node.software import Software
 from trainrun.spec import ClusterSpec, JobSpec
 
-_FINDS_TORCH = """\
-import importlib.util, pathlib
+_PROBE = """\
+import importlib.util, pathlib, shutil
 torch = importlib.util.find_spec("torch")
-print(torch is not None and pathlib.Path(torch.submodule_search_locations[0], "numa", "binding.py").exists())
+if torch is None or not pathlib.Path(torch.submodule_search_locations[0], "numa", "binding.py").exists():
+    print("the job's torch is older than 2.9, whose torchrun has no --numa-binding")
+elif not shutil.which("numactl"):
+    print("there is no numactl, by which torchrun binds")
 """
-"""Without importing torch, which takes seconds."""
+"""Run where the job runs, which may be a container. Without importing torch, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,13 @@ class Binding:
         )
 
 
-def bind(job: JobSpec, cluster: ClusterSpec, *, python: str, topology: Topology | None = None) -> Binding:
+def bind(job: JobSpec, cluster: ClusterSpec, *, software: Software, topology: Topology | None = None) -> Binding:
     """Decide how ranks are bound.
 
     Args:
         job: what runs; its ``numa`` says what is wanted.
         cluster: what a node has.
-        python: the job's Python.
+        software: what the job runs with.
         topology: what the kernel says; None asks it.
 
     Raises:
@@ -81,7 +84,7 @@ def bind(job: JobSpec, cluster: ClusterSpec, *, python: str, topology: Topology 
     if len(topology.processors) < 2:
         return Binding(why="all processors are equally near")
     near = processors_of_ranks(topology, allowed=allowed_processors())
-    obstacle = _obstacle(job, cluster, python=python, near=near)
+    obstacle = _obstacle(job, cluster, software=software, near=near)
     if obstacle and job.numa != "auto":
         raise StepFailed(f"numa is {job.numa!r}, but ranks cannot be bound: {obstacle}. Leave numa out to train without.")
     if obstacle:
@@ -100,27 +103,26 @@ def allowed_processors() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else frozenset()
 
 
-def _obstacle(job: JobSpec, cluster: ClusterSpec, *, python: str, near: list[tuple[int, ...]]) -> str:
+def _obstacle(job: JobSpec, cluster: ClusterSpec, *, software: Software, near: list[tuple[int, ...]]) -> str:
     """Why ranks cannot be bound; "" when they can."""
     if cluster.processes_per_node != cluster.accelerators_per_node:
         return f"there are {cluster.processes_per_node} ranks for {cluster.accelerators_per_node} GPUs"
     if len(near) != cluster.accelerators_per_node or not all(near):  # torchrun would take NUMA node 0 for such a GPU
         return "the kernel does not say which processors each GPU is at, or the agent may not use them"
-    if job.launcher == "mpirun":
-        return ""
-    if not shutil.which("numactl"):
-        return "the image has no numactl, by which torchrun binds"
-    if not _torch_can_bind(python):
-        return "the job's torch is older than 2.9, whose torchrun has no --numa-binding"
-    return ""
+    if job.launcher == "torchrun":
+        return _probe(software)
+    return "" if software.sees_node else "the container's runtime starts the ranks, not mpirun"
 
 
-def _torch_can_bind(python: str) -> bool:
+def _probe(software: Software) -> str:
+    """What torchrun needs and lacks."""
+    environment = software.environment(os.environ)
+    command = software.command([software.python, "-c", _PROBE], environment)
     try:
-        done = subprocess.run([python, "-c", _FINDS_TORCH], capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.strip() == "True"
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return f"what torchrun needs for it could not be looked for ({error})"
+    return done.stdout.strip()
 
 
 def _numbers(ranges: str) -> frozenset[int]:
