@@ -22,6 +22,15 @@ from trainrun.settings import TrainSettings
 from trainrun.settings.layers import train_settings, with_documents
 from trainrun.spec_cluster import Accelerator, ClusterSpec, group_drains, hook_heartbeat
 from trainrun.spec_ending import ReadinessSpec, ReadinessWay, ShutdownSpec
+from trainrun.spec_software import (
+    CONTAINER_PYTHON,
+    EcrImage,
+    ecr_image,
+    is_pinned,
+    registry_of,
+    requirement_files,
+    software_problems,
+)
 
 SCHEMA_VERSION = 1
 
@@ -57,6 +66,14 @@ class JobSpec:
     """What `trainrun.start` lays over its defaults: the fields of `trainrun.settings.TrainSettings`, as a mapping."""
     python: str = "/opt/pytorch/bin/python"
     """The image's Python that has torch (DLAMI: /opt/pytorch/bin/python)."""
+    container: str = ""
+    """Reference of the container image that the ranks run in; empty means on the node itself."""
+    container_python: str = CONTAINER_PYTHON
+    """The Python in that image that has torch."""
+    requirements: str = ""
+    """File of the project with Python packages that are installed besides the image's."""
+    conda: str = ""
+    """File of the project with the conda environment that the ranks run in, instead of the image's Python."""
     stop_signal: StopSignal = ""
     """What each rank of a node gets, once, besides the file "stop" when the node asks it to save and leave; empty means
     nothing. `trainrun.start` needs none; a loop of one's own may rather handle a signal than look for a file."""
@@ -74,6 +91,17 @@ class JobSpec:
             raise ConfigError([f"{', '.join(unfit)} holds a NUL or half a surrogate pair, which no program can be given."])
         if self.launcher == "mpirun" and self.numa not in ("auto", "none", "node"):
             raise ConfigError([f"numa is {self.numa!r}, but the launcher mpirun takes 'auto', 'none' or 'node'."])
+        if problems := [
+            *software_problems(
+                container=self.container,
+                container_python=self.container_python,
+                requirements=self.requirements,
+                conda=self.conda,
+                launcher=self.launcher,
+                numa=self.numa,
+            )
+        ]:
+            raise ConfigError(problems)
 
     @property
     def is_script(self) -> bool:
@@ -264,11 +292,13 @@ def _plain(item: Any) -> Any:
 
 # Also the settings and their grammar: the CDK side imports nothing of trainrun but this module.
 __all__ = [
+    "CONTAINER_PYTHON",
     "SCHEMA_VERSION",
     "Accelerator",
     "BatchSizes",
     "ClusterSpec",
     "ConfigError",
+    "EcrImage",
     "JobSpec",
     "Launcher",
     "MonitoringSpec",
@@ -284,14 +314,19 @@ __all__ = [
     "TrainSettings",
     "VolumeSpec",
     "batch_sizes",
+    "ecr_image",
     "from_mapping",
     "group_drains",
     "hook_heartbeat",
     "host_bytes_of_bundled",
+    "is_pinned",
     "is_program",
     "machine_metrics",
     "merge",
     "parse_scalar",
+    "registry_of",
+    "requirement_files",
+    "software_problems",
     "to_mapping",
     "train_settings",
     "with_documents",
