@@ -256,6 +256,9 @@ class LocalCluster:
     """The job's train.py."""
     job: dict[str, Any] = field(default_factory=dict)
     """Fields of its JobSpec that are not as usual."""
+    processes: int = 1
+    """Ranks on each node."""
+    stop_grace: int = 15
     nodes: dict[str, LocalNode] = field(default_factory=dict)
     addresses: Iterator[str] = field(default_factory=lambda: (f"127.0.0.{n}" for n in range(2, 255)))
 
@@ -267,7 +270,14 @@ class LocalCluster:
         return RunSpec(
             run="demo",
             region="us-east-1",
-            cluster=ClusterSpec(name="test", instance_type="c7i.large", nodes_min=1, nodes_desired=2, nodes_max=2),
+            cluster=ClusterSpec(
+                name="test",
+                instance_type="c7i.large",
+                nodes_min=1,
+                nodes_desired=2,
+                nodes_max=2,
+                processes_per_node=self.processes,
+            ),
             job=JobSpec(
                 **{
                     "entry_point": "train.py",
@@ -278,7 +288,7 @@ class LocalCluster:
                 }
             ),
             storage=StorageSpec(location=f"s3://{self.aws.bucket}/prefix"),
-            timeouts=TimeoutSpec(meet=60, rendezvous=60, peer_lost=5, stop_grace=15),
+            timeouts=TimeoutSpec(meet=60, rendezvous=60, peer_lost=5, stop_grace=self.stop_grace),
             monitoring=MonitoringSpec(publish_seconds=1.0),
         )
 
@@ -363,11 +373,11 @@ def start_cluster(
     fake_metadata: Callable[..., FakeMetadata],
     free_port: int,
 ) -> Iterator[Callable[..., LocalCluster]]:
-    """Makes a group of two and boots both nodes; takes the fields of `LocalCluster`."""
+    """Makes a group of two nodes, or of so many, and boots them; takes the fields of `LocalCluster`."""
     clusters = []
 
-    def start(**fields: Any) -> LocalCluster:
-        group.create(desired=2)
+    def start(nodes: int = 2, **fields: Any) -> LocalCluster:
+        group.create(desired=nodes)
         cluster = LocalCluster(tmp_path, aws, free_port, fake_metadata, **fields)
         clusters.append(cluster)
         cluster.shared.mkdir()
