@@ -33,7 +33,7 @@ RHEL_NEEDS = (
     "Python 3.10 or later with torch and boto3, named as the image's python",
     "cloud-init, the SSM agent and xz",
     "with EFA: the EFA installer and the aws-ofi-nccl plugin",
-    "with FSx for Lustre: kmod-lustre-client of the FSx repository, for the very kernel",
+    "with FSx for Lustre in an isolated network: kmod-lustre-client of the FSx repository, for the very kernel",
 )
 """What a Red Hat image must hold, since AWS publishes no deep-learning image of it."""
 

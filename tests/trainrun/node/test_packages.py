@@ -379,6 +379,17 @@ def test_a_node_that_may_install_nothing_says_what_is_missing(tmp_path):
         Tools(run=Commands(tmp_path), packages=None).need("mdadm")
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems answer where this one is silent")
+def test_a_host_that_is_silent_is_given_up_in_time(monkeypatch):
+    """As in an isolated network, which drops packets: here, because the server's queue is full."""
+    monkeypatch.setattr("urllib.request.getproxies", dict)
+    monkeypatch.setattr("trainrun.node.packages.WAY_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.create_connection(server.getsockname()):
+        started = time.monotonic()
+        assert "does not answer" in way_to(f"http://127.0.0.1:{server.getsockname()[1]}/x")
+        assert time.monotonic() - started < 2.0
+
+
 def test_addresses_that_have_no_way_hide_no_others(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
