@@ -256,8 +256,8 @@ class LocalCluster:
     """The job's train.py."""
     job: dict[str, Any] = field(default_factory=dict)
     """Fields of its JobSpec that are not as usual."""
-    processes: int = 1
-    """Ranks on each node."""
+    cluster: dict[str, Any] = field(default_factory=dict)
+    """Fields of its ClusterSpec that are not as usual."""
     stop_grace: int = 15
     nodes: dict[str, LocalNode] = field(default_factory=dict)
     addresses: Iterator[str] = field(default_factory=lambda: (f"127.0.0.{n}" for n in range(2, 255)))
@@ -271,12 +271,7 @@ class LocalCluster:
             run="demo",
             region="us-east-1",
             cluster=ClusterSpec(
-                name="test",
-                instance_type="c7i.large",
-                nodes_min=1,
-                nodes_desired=2,
-                nodes_max=2,
-                processes_per_node=self.processes,
+                name="test", instance_type="c7i.large", **{"nodes_min": 1, "nodes_desired": 2, "nodes_max": 2, **self.cluster}
             ),
             job=JobSpec(
                 **{

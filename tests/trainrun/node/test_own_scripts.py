@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from trainrun.node.mpi_rank import VARIABLE, RankOrder
 from trainrun.node.processes import descendants, ranks_below
+from trainrun.spec_cluster import nodes_save
 
 SPOT = "drills/spot/instance-action"
 REBALANCE = "drills/events/recommendations/rebalance"
@@ -80,7 +82,7 @@ def wait_for_files(cluster: Any, pattern: str, count: int, *, seconds: float = 6
 @pytest.fixture
 def one_node(start_cluster: Callable[..., Any]) -> Callable[..., Any]:
     """Makes a group of one node with two ranks."""
-    return lambda **fields: start_cluster(nodes=1, processes=2, **fields)
+    return lambda **fields: start_cluster(nodes=1, **{"cluster": {"processes_per_node": 2}, **fields})
 
 
 def spot(seconds: float) -> str:
@@ -170,6 +172,36 @@ def test_ela_03_one_rank_of_trainruns_loop_is_asked_and_all_stop_at_the_same_ste
     assert node.process.wait(timeout=60) == 0, node.log()
     assert commits()[2:] == events("stopping")[1:]
     assert health(group) == "Unhealthy"
+
+
+def test_a_capacity_block_that_ends_has_the_run_save_and_stop_and_nobody_replaced(
+    one_node: Callable[..., Any], group: Any
+) -> None:
+    saves_in = timedelta(seconds=12)
+    ends = datetime.now(timezone.utc) + saves_in
+    ends += datetime(2000, 1, 1, tzinfo=timezone.utc) - nodes_save(
+        datetime(2000, 1, 1, tzinfo=timezone.utc), instance_type="c7i.large", stop_grace=15
+    )
+    cluster = one_node(cluster={"capacity_ends": ends.isoformat()}, job={"stop_signal": "SIGTERM"})
+    cluster.wait("training", lambda: bool(cluster.trace()), seconds=60)
+    node = node_of(cluster)
+    assert node.process.wait(timeout=60) == 0, node.log()
+    result = json.loads(cluster.objects("result.json")["result.json"])
+    assert result["state"] == "stopped"
+    assert result["reason"].startswith("It saved and stopped: the Capacity Block ends at ")
+    assert group.describe()["DesiredCapacity"] == 0
+    assert int((cluster.shared / "saved").read_text()) == max(entry["step"] for entry in cluster.trace())
+    assert [event["state"] for event in node.events() if event["step"] == "finish"] == ["started", "done"]
+
+
+def test_a_notice_while_the_nodes_meet_ends_the_wait(one_node: Callable[..., Any], group: Any) -> None:
+    cluster = one_node(cluster={"nodes_min": 2})
+    node = node_of(cluster)
+    cluster.wait("the node waits", lambda: any(event["step"] == "meet" for event in node.events()), seconds=60)
+    put(cluster, SPOT, spot(120))
+    assert node.process.wait(timeout=30) == 0, node.log()
+    assert health(group) == "Unhealthy"
+    assert not [event for event in node.events() if event["step"] == "train" or event["state"] == "failed"]
 
 
 def test_under_mpirun_the_program_is_the_rank_and_not_what_started_it(tmp_path: Path) -> None:
