@@ -29,7 +29,7 @@ from traincluster.image import NodeImage, default_image, resolve, root_volume_si
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
-from traincluster.job_facts import binding_facts, job_facts, launcher_facts
+from traincluster.job_facts import binding_facts, job_facts, launcher_facts, usable_nodes
 from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
@@ -170,19 +170,20 @@ class TrainingCluster(Construct):
 
         holds = self.capacity.holds_terminations(termination_hook)
         payload = pack(job.source_folder)
+        cluster = _cluster_spec(
+            self.node.path,
+            self.instance_type,
+            interfaces,
+            nodes=nodes,
+            min_nodes=min_nodes,
+            processes=processes_per_node,
+            hook=TERMINATION_HOOK if holds else "",
+            ends=self.capacity.ends_text,
+        )
         self.run_spec = RunSpec(
             run=job.run,
             region=Stack.of(self).region,
-            cluster=_cluster_spec(
-                self.node.path,
-                self.instance_type,
-                interfaces,
-                nodes=nodes,
-                min_nodes=min_nodes,
-                processes=processes_per_node,
-                hook=TERMINATION_HOOK if holds else "",
-                ends=self.capacity.ends_text,
-            ),
+            cluster=replace(cluster, nodes_usable=usable_nodes(job, cluster)),
             job=job.spec(python=self.image.python),
             storage=storage_spec(
                 location=f"s3://{checkpoints.bucket_name}",

@@ -63,6 +63,15 @@ def job_facts(job: TrainingJob, cluster: ClusterSpec, *, memory_gib: float) -> l
     return facts
 
 
+def usable_nodes(job: TrainingJob, cluster: ClusterSpec) -> tuple[int, ...]:
+    """Numbers of nodes that can train together, if it is known and not all can; with mpirun all that there are take part."""
+    if job.launcher != "torchrun" or cluster.nodes_min == cluster.nodes_max:
+        return ()
+    known = [facts.usable_nodes for facts in job_facts(job, cluster, memory_gib=0.0) if isinstance(facts, JobFacts)]
+    every = cluster.nodes_max - cluster.nodes_min + 1
+    return known[0] if known and len(known[0]) != every else ()
+
+
 def launcher_facts(job: TrainingJob, image: NodeImage) -> LauncherFacts:
     """The facts of how a job is launched."""
     return LauncherFacts(

@@ -103,6 +103,7 @@ GRAMMAR: dict[str, st.SearchStrategy[Any]] = {
     "on_success": st.sampled_from(["scale_to_zero", "keep", "party"]),
     "on_failure": st.sampled_from(["scale_to_zero", "keep"]),
     "max_restarts": st.sampled_from([0, 5, -1]),
+    "same_failures": st.sampled_from([2, 5, 1]),
     "timeouts": st.sampled_from([{}, {"meet": 60}, {"meat": 60}]),
 }
 MINIMAL = {"run": "r", "instance_type": "c7i.2xlarge", "nodes": 2, "data": "corpus"}

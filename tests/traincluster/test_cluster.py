@@ -154,6 +154,23 @@ def test_the_run_spec_says_what_a_node_must_find(name, accelerator, count, efa, 
     found = (spec.accelerator, spec.accelerators_per_node, spec.efa_interfaces, spec.processes_per_node)
     assert found == (accelerator, count, efa, processes)
     assert (spec.name, spec.nodes_min, spec.nodes_desired, spec.nodes_max) == ("Stack/Cluster", 2, 2, 2)
+    assert spec.nodes_usable == ()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "least", "entry_point", "expected"),
+    [
+        (4, 1, "trainrun.pretrain", (1, 2, 4)),
+        (4, 4, "trainrun.pretrain", ()),
+        (2, 1, "trainrun.pretrain", ()),
+        (4, 1, "/bin/x", ()),
+    ],
+)
+def test_ela_10_nodes_know_how_many_of_them_can_train_together(nodes, least, entry_point, expected, synthesize):
+    settings = {"batch_tokens": 4096, "sequence_length": 128}
+    job = TrainingJob(run="r", entry_point=entry_point, configuration=settings)
+    made = synthesize(instance_type="c7i.2xlarge", nodes=nodes, min_nodes=least, job=job)
+    assert made.cluster.run_spec.cluster.nodes_usable == expected
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,17 @@ class JobFacts:
     nodes: int
     min_nodes: int
 
+    @property
+    def sequences(self) -> int:
+        """Of one optimizer step."""
+        return self.batch_tokens // self.sequence_length
+
+    @property
+    def usable_nodes(self) -> tuple[int, ...]:
+        """Numbers of nodes among which they divide."""
+        most = min(self.nodes, self.sequences)  # more nodes than sequences cannot divide them
+        return tuple(n for n in range(self.min_nodes, most + 1) if not self.sequences % (n * self.processes_per_node))
+
 
 @rule(
     "batch-divides",
@@ -29,21 +40,20 @@ class JobFacts:
     levels=("error", "warning"),
 )
 def batch_divides(facts: JobFacts) -> Iterator[Finding]:
-    sequences = facts.batch_tokens // facts.sequence_length
+    sequences = facts.sequences
     batch = f"One optimizer step has {sequences:,} sequences ({facts.batch_tokens:,} tokens of {facts.sequence_length:,})"
     fix = "Choose batch_tokens as a multiple of sequence_length times the number of ranks, for each number of nodes."
     if sequences % (facts.nodes * facts.processes_per_node):
         ranks = facts.nodes * facts.processes_per_node
         yield Finding("error", "batch-divides", f"{batch}, which do not divide among {ranks:,} ranks.", fix)
         return
-    # more nodes than sequences cannot divide either, so there is no need to look further
-    smaller = range(facts.min_nodes, min(facts.nodes, sequences + 1))
-    uneven = [str(nodes) for nodes in smaller if sequences % (nodes * facts.processes_per_node)]
+    usable = facts.usable_nodes
+    uneven = [str(nodes) for nodes in range(facts.min_nodes, facts.nodes) if nodes not in usable]
     if uneven:
         some = ", ".join(uneven[:5]) + (", ..." if len(uneven) > 5 else "")
-        yield Finding(
-            "warning", "batch-divides", f"{batch}. With {some} of the nodes left they do not divide: no rank trains.", fix
-        )
+        train = ", ".join(map(str, usable[:5])) + (", ..." if len(usable) > 5 else "")
+        message = f"{batch}. With {some} of the nodes left they do not divide: then {train} of them train, the others wait."
+        yield Finding("warning", "batch-divides", message, fix)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ def test_ela_10_a_batch_that_does_not_divide_among_all_ranks_is_an_error():
 def test_ela_10_a_batch_that_does_not_divide_when_nodes_are_lost_is_a_warning():
     ((level, message),) = findings(nodes=4)
     assert level == "warning"
-    assert "With 3 of the nodes left" in message
+    assert "With 3 of the nodes left they do not divide: then 1, 2, 4 of them train, the others wait." in message
     assert findings(nodes=4, min_nodes=4) == []
 
 
