@@ -271,7 +271,19 @@ class Apt(Packages):
 
     def _install(self, names: Sequence[str]) -> None:
         # The lists of an image are old or none. Here apt waits for no lock by itself: `when_unlocked` does.
-        self._apt("update")
+        lists = ""
+        try:
+            self._apt("update")
+        except StepFailed as failure:
+            if _LOCKED.search(str(failure)):
+                raise
+            lists = f" Before it: {failure}"  # one repository of several that fails need not be the one that has the package
+        try:
+            self._install_by_lists(names)
+        except StepFailed as failure:
+            raise StepFailed(f"{failure}{lists}") from None
+
+    def _install_by_lists(self, names: Sequence[str]) -> None:
         self._apt("install", "--yes", "--no-install-recommends", "--no-upgrade", "--no-remove", *names)
 
     def _apt(self, *arguments: str) -> None:
