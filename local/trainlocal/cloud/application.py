@@ -16,7 +16,9 @@ from trainlocal.cloud import inventory
 from trainlocal.cloud.clients import Clients
 from trainlocal.cloud.formation.account import StackAccount
 from trainlocal.cloud.formation.api import serve_formation
+from trainlocal.cloud.formation.waiting import serve_handle
 from trainlocal.cloud.refusal import refuse
+from trainlocal.cloud.resources.cloudformation import HANDLE_PATH
 from trainlocal.cloud.services import install_all
 
 INVENTORY_PATH = "/_traincluster/resources"
@@ -42,6 +44,8 @@ class Application:
         environ["wsgi.input"] = io.BytesIO(_body(environ))
         if environ["PATH_INFO"] == INVENTORY_PATH:
             return self._list_resources(environ, start_response)
+        if environ["PATH_INFO"].startswith(HANDLE_PATH):
+            return serve_handle(self.stacks, environ, start_response)
         service = _service(environ)
         if service == "cloudformation":
             return serve_formation(self.stacks, environ, start_response)

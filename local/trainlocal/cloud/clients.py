@@ -19,6 +19,8 @@ class Clients:
 
     def __init__(self, application: Application) -> None:
         self._application = application
+        self.endpoint = ""
+        """URL by which others reach the account, once it is served."""
         self._session: Any = boto3.Session(aws_access_key_id="test", aws_secret_access_key="test", region_name="us-east-1")
         self._made: dict[tuple[str, str], Any] = {}
         self._lock = Lock()

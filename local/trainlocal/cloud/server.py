@@ -42,6 +42,7 @@ class CloudServer:
         self._servers: list[BaseWSGIServer] = []
         listening = socket.create_server(("127.0.0.1", port), backlog=128)
         self.endpoint = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        self.application.clients.endpoint = self.endpoint
         self.serve(listening)
         self._passing = self._listen_for_sockets()
         self.state = {"endpoint": self.endpoint, "pid": os.getpid()}

@@ -22,6 +22,8 @@ from trainlocal.cloud.formation.stack import ChangeSet, Intent, Stack, now
 from trainlocal.cloud.formation.surroundings import ACCOUNT, LiveSurroundings, read_parameter
 from trainlocal.cloud.formation.template import Template
 from trainlocal.cloud.formation.validation import check_capabilities, check_rules, check_template
+from trainlocal.cloud.resources.cloudformation import WaitConditionHandle
+from trainlocal.cloud.signals import Signal
 
 PATIENCE_S = 5.0
 """How long a request that starts a deployment waits for its end before it answers.
@@ -31,6 +33,7 @@ answering when they are done saves the client its first wait; a longer one goes 
 """
 
 NO_CHANGES = "The submitted information didn't contain changes. Submit different information to create a change set."
+_UNIQUE_ID_LENGTH = 64
 _STACK_NAME = re.compile(r"[a-zA-Z][-a-zA-Z0-9]{0,127}")
 _UPDATABLE = ("CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE", "UPDATE_FAILED", "CREATE_FAILED")
 
@@ -165,6 +168,34 @@ class StackAccount:
             retained = frozenset(params.get("RetainResources", []))
             stack.turn("DELETE_IN_PROGRESS", reason="User Initiated", token=token)
         _run(stack, lambda: self._delete(stack, retained, token))
+
+    def signal_resource(self, region: str, params: dict[str, Any]) -> None:
+        """Takes an instance's word about the resource that it belongs to, while that is being made or changed."""
+        stack, logical = self.stack(region, params["StackName"]), params["LogicalResourceId"]
+        unique_id, status = params["UniqueId"], params["Status"]
+        if not 1 <= len(unique_id) <= _UNIQUE_ID_LENGTH or status not in ("SUCCESS", "FAILURE"):
+            raise FormationError(
+                f"1 validation error detected: Value '{unique_id}' at 'uniqueId' or '{status}' at 'status' failed to satisfy "
+                f"constraint: Member must have length less than or equal to {_UNIQUE_ID_LENGTH}, and be SUCCESS or FAILURE"
+            )
+        resource = stack.resources.get(logical)
+        if resource is None:
+            raise FormationError(f"Resource {logical} does not exist for stack {stack.name}")
+        if not resource.status.endswith("_IN_PROGRESS"):
+            raise FormationError(f"Resource {logical} is in {resource.status} state and can not be signaled")
+        stack.note_signal(resource, f"Received {status} signal with UniqueId {unique_id}")
+        stack.signals.send(logical, Signal(unique_id=unique_id, succeeded=status == "SUCCESS"))
+
+    def signal_handle(self, address: str, signal: Signal) -> bool:
+        """Takes what was sent to a handle, given by the path and query of its URL; False when no stack has such a handle."""
+        with self._lock:
+            stacks = list(self._stacks.values())
+        for stack in stacks:
+            for resource in list(stack.resources.values()):
+                if resource.type == WaitConditionHandle.type and resource.physical_id.endswith(address):
+                    stack.signals.send(resource.physical_id, signal)
+                    return True
+        return False
 
     def _delete(self, stack: Stack, retained: frozenset[str], token: str | None) -> None:
         exports = self.exports(stack.region)

@@ -108,6 +108,10 @@ class FormationApi(BaseResponse):
         self._account.delete_stack(self.region, params)
         return EmptyResult()
 
+    def signal_resource(self, params: dict[str, Any]) -> ActionResult:
+        self._account.signal_resource(self.region, params)
+        return EmptyResult()
+
     def update_termination_protection(self, params: dict[str, Any]) -> ActionResult:
         stack = self._account.stack(self.region, params["StackName"])
         stack.protected = bool(params["EnableTerminationProtection"])
@@ -234,6 +238,7 @@ _ACTIONS: dict[str, Callable[[FormationApi, dict[str, Any]], ActionResult]] = {
     "ListImports": FormationApi.list_imports,
     "ListStackResources": FormationApi.list_stack_resources,
     "ListStacks": FormationApi.list_stacks,
+    "SignalResource": FormationApi.signal_resource,
     "UpdateStack": FormationApi.update_stack,
     "UpdateTerminationProtection": FormationApi.update_termination_protection,
     "ValidateTemplate": FormationApi.validate_template,

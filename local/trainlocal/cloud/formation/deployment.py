@@ -101,12 +101,18 @@ class Deployment:
             resource.physical_id = replaced.physical_id  # until it has its own, as CloudFormation shows it
         self._stack.record(resource, f"{verb}_IN_PROGRESS", reason=_REPLACING if replaced else None, token=self._intent.token)
         resource.physical_id = ""
+        self._stack.signals.expect(declaration.logical)
         try:
             resource.properties = self._evaluator.value(declaration.properties)
             provider = provider_for(declaration.type)
             _check_name(replaced, resource, provider.name_property)
             converted = provider.schema.convert(resource.properties, declaration.logical)
-            resource.physical_id = provider.create(self._surroundings.place(declaration.logical, self._intent), converted)
+            place = self._surroundings.place(declaration.logical, self._intent)
+            resource.physical_id = provider.create(place, converted)
+            described = json.dumps(resource.properties)
+            initiated = f"Resource {'creation' if not replaced else 'update'} Initiated"
+            self._record(resource, f"{verb}_IN_PROGRESS", initiated, described)
+            provider.settle(place, converted)
         except Exception as error:
             self._record(resource, f"{verb}_FAILED", reason_of(error))
             if replaced:
@@ -114,8 +120,6 @@ class Deployment:
             else:
                 self._journal.append(Added(resource))
             raise ResourceFailed(f"The following resource(s) failed to {verb.lower()}: [{declaration.logical}].") from error
-        described = json.dumps(resource.properties)
-        self._record(resource, f"{verb}_IN_PROGRESS", f"Resource {'creation' if not replaced else 'update'} Initiated", described)
         self._record(resource, f"{verb}_COMPLETE")
         return resource
 

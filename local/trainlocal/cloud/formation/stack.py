@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from trainlocal.cloud.formation.parameters import Parameter
 from trainlocal.cloud.formation.template import Template
+from trainlocal.cloud.signals import Signals
 
 
 def now() -> datetime:
@@ -104,6 +105,7 @@ class Stack:
     imports: set[str] = field(default_factory=set)
     events: list[Event] = field(default_factory=list)
     change_sets: dict[str, ChangeSet] = field(default_factory=dict)
+    signals: Signals = field(default_factory=Signals)
     protected: bool = False
     created: datetime = field(default_factory=now)
     updated: datetime | None = None
@@ -145,6 +147,19 @@ class Stack:
                 reason=reason,
                 token=token,
                 properties=properties,
+            )
+        )
+
+    def note_signal(self, resource: Resource, text: str) -> None:
+        """Writes a signal down as an event of the resource that it was sent to, whose status stays."""
+        self._note(
+            Event(
+                logical=resource.logical,
+                physical_id=resource.physical_id or None,
+                type=resource.type,
+                status=resource.status,
+                reason=text,
+                token=None,
             )
         )
 

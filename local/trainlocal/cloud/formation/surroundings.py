@@ -53,6 +53,8 @@ class LiveSurroundings:
             logical=logical,
             stack_tags=intent.tags,
             update_policy=declaration.update_policy if declaration else {},
+            creation_policy=declaration.creation_policy if declaration else {},
+            signals=self._stack.signals,
         )
 
     def reference(self, logical: str) -> Any:

@@ -28,6 +28,7 @@ SECTIONS = frozenset(
 RESOURCE_KEYS = frozenset(
     {
         "Condition",
+        "CreationPolicy",
         "DeletionPolicy",
         "DependsOn",
         "Metadata",
@@ -75,6 +76,7 @@ class Declaration:
     deletion_policy: Any = "Delete"
     update_replace_policy: Any = "Delete"
     update_policy: Mapping[str, Any] = field(default_factory=dict)
+    creation_policy: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -143,5 +145,6 @@ def _declaration(logical: str, content: Any) -> Declaration:
         deletion_policy=content.get("DeletionPolicy", "Delete"),
         update_replace_policy=content.get("UpdateReplacePolicy", "Delete"),
         update_policy=content.get("UpdatePolicy") or {},
+        creation_policy=content.get("CreationPolicy") or {},
         metadata=content.get("Metadata") or {},
     )

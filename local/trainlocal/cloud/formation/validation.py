@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from typing import Any
 
 from trainlocal.cloud.formation.faults import FormationError, InsufficientCapabilities
 from trainlocal.cloud.formation.graph import in_order, needs
@@ -74,9 +75,8 @@ def _faults(declaration: Declaration, template: Template) -> Iterator[str]:
         return
     for fault in provider.schema.faults(declaration.properties, declaration.logical):
         yield f"{fault} ({declaration.type})"
-    for policy, settings in declaration.update_policy.items():
-        for setting in sorted(set(settings) - provider.update_policies.get(policy, NOTHING)):
-            yield f"UpdatePolicy {policy}.{setting} of {declaration.logical} ({declaration.type}) is not emulated"
+    yield from _policy_faults("UpdatePolicy", declaration.update_policy, provider.update_policies, declaration)
+    yield from _policy_faults("CreationPolicy", declaration.creation_policy, provider.creation_policies, declaration)
     for name, attribute in references(declaration.properties):
         target = template.declarations.get(name)
         if target is None or attribute is None:
@@ -84,3 +84,11 @@ def _faults(declaration: Declaration, template: Template) -> Iterator[str]:
         wanted = provider_of(target.type)
         if wanted is not None and isinstance(attribute, str) and attribute not in wanted.attributes:
             yield f"attribute {name}.{attribute} ({target.type}) is not emulated"
+
+
+def _policy_faults(
+    name: str, given: Mapping[str, Any], emulated: Mapping[str, frozenset[str]], declaration: Declaration
+) -> Iterator[str]:
+    for policy, settings in given.items():
+        for setting in sorted(set(settings) - emulated.get(policy, NOTHING)):
+            yield f"{name} {policy}.{setting} of {declaration.logical} ({declaration.type}) is not emulated"

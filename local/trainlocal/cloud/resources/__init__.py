@@ -3,6 +3,7 @@
 from trainlocal.cloud.resources import (
     autoscaling,
     cdk,
+    cloudformation,
     cloudwatch,
     ec2_endpoints,
     ec2_gateways,
@@ -27,6 +28,7 @@ __all__ = [
     "Provider",
     "autoscaling",
     "cdk",
+    "cloudformation",
     "cloudwatch",
     "ec2_endpoints",
     "ec2_gateways",

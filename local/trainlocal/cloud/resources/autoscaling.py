@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from trainlocal.cloud.resources.api_shape import ApiShape
 from trainlocal.cloud.resources.provider import Place, Provider, provides, undone_on_error
 from trainlocal.cloud.resources.schema import FLAG, TEXT, TEXTS, WHOLE, Many, record
+from trainlocal.cloud.signals import seconds_of, wait_for_resource_signals
 
 _SIZES = ("MinSize", "MaxSize", "DesiredCapacity")
 _TAG = record(Key=TEXT, PropagateAtLaunch=FLAG, Value=TEXT, required="Key PropagateAtLaunch Value")
@@ -39,9 +40,13 @@ class AutoScalingGroup(Provider):
     replacing = frozenset({"AutoScalingGroupName"})
     name_property = "AutoScalingGroupName"
     update_policies: ClassVar[dict[str, frozenset[str]]] = {
-        "AutoScalingRollingUpdate": frozenset({"MaxBatchSize", "MinInstancesInService"}),
+        "AutoScalingRollingUpdate": frozenset(
+            {"MaxBatchSize", "MinInstancesInService", "MinSuccessfulInstancesPercent", "PauseTime", "WaitOnResourceSignals"}
+        ),
         "AutoScalingScheduledAction": frozenset({"IgnoreUnmodifiedGroupSizeProperties"}),
     }
+
+    creation_policies: ClassVar[dict[str, frozenset[str]]] = {"ResourceSignal": frozenset({"Count", "Timeout"})}
 
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         client = place.client("autoscaling")
@@ -51,6 +56,12 @@ class AutoScalingGroup(Provider):
         with undone_on_error(lambda: self.delete(place, name, properties)):
             _check_stable(place, name)
         return name
+
+    def settle(self, place: Place, properties: dict[str, Any]) -> None:
+        if "ResourceSignal" in place.creation_policy:
+            wanted = place.creation_policy["ResourceSignal"]
+            seconds = seconds_of(wanted.get("Timeout", "PT5M"), where="CreationPolicy.ResourceSignal.Timeout")
+            wait_for_resource_signals(place.signals, place.logical, count=int(wanted.get("Count", 1)), seconds=seconds)
 
     def update(self, place: Place, physical_id: str, properties: dict[str, Any], before: dict[str, Any]) -> None:
         client = place.client("autoscaling")
@@ -182,9 +193,21 @@ def _launches_differently(properties: dict[str, Any], before: dict[str, Any]) ->
 def _replace_instances(place: Place, name: str) -> None:
     """A rolling update: the group's instances go, in batches, and the group launches new ones in their place."""
     client = place.client("autoscaling")
-    batch = int(place.update_policy["AutoScalingRollingUpdate"].get("MaxBatchSize", 1))
+    policy = place.update_policy["AutoScalingRollingUpdate"]
+    batch = int(policy.get("MaxBatchSize", 1))
+    waits = str(policy.get("WaitOnResourceSignals", "false")).lower() == "true"
     group = client.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"][0]
     old = [instance["InstanceId"] for instance in group["Instances"] if instance["LifecycleState"] == "InService"]
     for start in range(0, len(old), batch):
-        for instance in old[start : start + batch]:
+        going = old[start : start + batch]
+        place.signals.expect(place.logical)
+        for instance in going:
             client.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=False)
+        if waits:
+            wait_for_resource_signals(
+                place.signals,
+                place.logical,
+                count=len(going),
+                seconds=seconds_of(policy.get("PauseTime", "PT5M"), where="UpdatePolicy.AutoScalingRollingUpdate.PauseTime"),
+                percent=int(policy.get("MinSuccessfulInstancesPercent", 100)),
+            )

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from trainlocal.cloud.clients import Clients
 from trainlocal.cloud.resources.schema import Record
+from trainlocal.cloud.signals import Signals
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -28,6 +29,8 @@ class Place:
     logical: str
     stack_tags: Mapping[str, str] = field(default_factory=dict)
     update_policy: Mapping[str, Any] = field(default_factory=dict)
+    creation_policy: Mapping[str, Any] = field(default_factory=dict)
+    signals: Signals = field(default_factory=Signals)
 
     def client(self, service: str) -> Any:
         """The client of a service in the region of the stack."""
@@ -74,6 +77,7 @@ class Provider(ABC):
     ``attributes``: what Fn::GetAtt may ask for; ``volatile``: those of them that an update in place may change.
     ``name_property``: the property by which users name the resource, if there is one.
     ``update_policies``: the settings of the attribute UpdatePolicy.
+    ``creation_policies``: those of the attribute CreationPolicy.
     ``makes_identities``: whether the IAM capabilities are needed.
     """
 
@@ -84,11 +88,15 @@ class Provider(ABC):
     name_property: ClassVar[str | None] = None
     volatile: ClassVar[frozenset[str]] = NOTHING
     update_policies: ClassVar[Mapping[str, frozenset[str]]] = {}
+    creation_policies: ClassVar[Mapping[str, frozenset[str]]] = {}
     makes_identities: ClassVar[bool] = False
 
     @abstractmethod
     def create(self, place: Place, properties: dict[str, Any]) -> str:
         """Makes the resource and returns its physical id."""
+
+    def settle(self, place: Place, properties: dict[str, Any]) -> None:  # noqa: B027 - most types wait for nothing
+        """Waits, when the resource is made, for what must come before it counts as such. Raises when that does not come."""
 
     def update(self, place: Place, physical_id: str, properties: dict[str, Any], before: dict[str, Any]) -> None:
         """Changes the resource in place."""
