@@ -17,6 +17,7 @@ from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.node.places import Places
 from trainrun.node.train import Budget, Train
+from trainrun.node.watch import Regroup, Watched
 from trainrun.progress import ProgressFile
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
 
@@ -61,6 +62,11 @@ class NeverHangs:
     reason = ""
 
 
+class ComparesNothing:
+    def name_late(self):
+        pass
+
+
 class FakeMeet:
     resigned = 0
 
@@ -90,7 +96,7 @@ def train_with(places, events, monkeypatch):
     slept = []
     monkeypatch.setattr("trainrun.node.train.time.sleep", slept.append)
 
-    def make(*launches, max_restarts=5, stop_grace=90, watch=lambda regroup, stalls, meeting: nullcontext(), stalls=NeverHangs):
+    def make(*launches, max_restarts=5, stop_grace=90, watch=lambda watched, meeting: nullcontext(), stalls=NeverHangs):
         spec = RunSpec(
             run="r",
             region="us-east-1",
@@ -107,7 +113,10 @@ def train_with(places, events, monkeypatch):
             make.firsts.append(first)
             return remaining.pop(0)
 
-        return Train(spec=spec, places=places, events=events, meet=make.meet, launch=launch, watch=watch, stalls=stalls)
+        def watched(meeting):
+            return Watched(regroup=Regroup(meet=make.meet, meeting=meeting), stalls=stalls(), comparison=ComparesNothing())
+
+        return Train(spec=spec, places=places, events=events, meet=make.meet, launch=launch, watch=watch, watched=watched)
 
     make.slept = slept
     return make
@@ -211,8 +220,8 @@ def test_a_stop_file_that_is_there_already_starts_nothing(train_with, places):
 
 
 def test_torchrun_is_ended_when_the_nodes_must_regroup(train_with, events):
-    def watch(regroup, stalls, meeting):
-        regroup.reason = "The rendezvous host i-1 is gone."
+    def watch(watched, meeting):
+        watched.regroup.reason = "The rendezvous host i-1 is gone."
         return nullcontext()
 
     waiting = FakeLaunch(-9, looks=1000)

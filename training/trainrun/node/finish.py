@@ -54,7 +54,7 @@ class Result:
             "state": outcome.state,
             "step": step,
             "steps": steps,
-            "time": round(time.time(), 3),
+            "time": time.time(),  # whole: rounded, it could lie before the start of an agent that has just started
             "reason": outcome.reason,
             "node": node,
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,8 +18,7 @@ from trainrun.node.launch import Launch
 from trainrun.node.meet import Meet, Meeting
 from trainrun.node.outcome import ASKED_TO_STOP, Leave, Outcome, StepFailed
 from trainrun.node.places import Places
-from trainrun.node.stalls import Stalls
-from trainrun.node.watch import Regroup
+from trainrun.node.watch import Watched
 from trainrun.spec import RunSpec
 
 POLL_SECONDS = 0.1
@@ -82,8 +82,8 @@ class Train:
         events: Events,
         meet: Meet,
         launch: Callable[[Meeting, bool], Launch],
-        watch: Callable[[Regroup, Stalls, Meeting], AbstractContextManager[None]],
-        stalls: Callable[[], Stalls],
+        watch: Callable[[Watched, Meeting], AbstractContextManager[None]],
+        watched: Callable[[Meeting], Watched],
         training: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Args:
@@ -93,7 +93,7 @@ class Train:
         meet: how the node meets its peers.
         launch: starts the launcher for a meeting; the flag tells whether it is the first launch.
         watch: what is watched beside it.
-        stalls: looks whether the ranks of one launch hang.
+        watched: makes what looks at one launch.
         training: is around the time in which there are ranks.
         """
         self._spec = spec
@@ -102,7 +102,7 @@ class Train:
         self._meet = meet
         self._launch = launch
         self._watch = watch
-        self._stalls = stalls
+        self._watched = watched
         self._training = training
 
     def run(self) -> Outcome:
@@ -149,13 +149,13 @@ class Train:
             return self._train_once(meeting, first)
 
     def _train_once(self, meeting: Meeting, first: bool) -> str:
-        regroup, stalls = Regroup(meet=self._meet, meeting=meeting), self._stalls()
+        watched = self._watched(meeting)
         for traces in (progress, last_error):
             traces.clear(self._places.state)
         kills, started = _kills_for_memory(), time.monotonic()
-        with self._launch(meeting, first) as launch, self._watch(regroup, stalls, meeting):
+        with self._launch(meeting, first) as launch, self._watch(watched, meeting):
             try:
-                self._supervise(launch, regroup, stalls)
+                self._supervise(launch, watched)
             except Leave:
                 self._meet.resign()
                 launch.stop(grace=self._spec.timeouts.stop_grace + LAUNCHER_SECONDS)
@@ -163,11 +163,12 @@ class Train:
             self._leave_if_asked()
             if launch.exit_code() == 0:
                 return "the job is done"
-            if reason := stalls.reason or regroup.reason or launch.reason:
+            if reason := watched.stalls.reason or watched.regroup.reason or launch.reason:
                 raise StepFailed(f"{reason} The nodes meet anew.")
             codes = launch.rank_exit_codes()
             if launch.exit_code() == ASKED_TO_STOP or (codes and set(codes) == {ASKED_TO_STOP}):
                 raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
+            _beside(watched.comparison.name_late)
             text = f"{launch.name} ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}"
             steps = [one.step + 1 for one in progress.read(self._places.state)]
             if not steps and time.monotonic() - started > SETTLED_SECONDS:
@@ -181,13 +182,13 @@ class Train:
             )
             raise LaunchFailed(text, failure)
 
-    def _supervise(self, launch: Launch, regroup: Regroup, stalls: Stalls) -> None:
+    def _supervise(self, launch: Launch, watched: Watched) -> None:
         """Wait for the launcher to end, and end it where it must not go on."""
         stopping_since = 0.0
         while launch.exit_code() is None:
-            if stalls.reason:
+            if watched.stalls.reason:
                 launch.stop(grace=0.0)  # what hangs does not save
-            elif regroup.reason:
+            elif watched.regroup.reason:
                 launch.stop(grace=REGROUP_GRACE_SECONDS)
             elif self._places.stop_file.exists():
                 if not stopping_since:
@@ -201,6 +202,18 @@ class Train:
 
     def _leave_if_asked(self) -> None:
         leave_if_asked(self._places.stop_file)
+
+
+def _beside(act: Callable[[], None]) -> None:
+    """Do something that the next launch need not wait for."""
+
+    def run() -> None:
+        try:
+            act()
+        except Exception:
+            log.exception("What had happened could not be told.")
+
+    threading.Thread(target=run, name="telling", daemon=True).start()
 
 
 def _kills_for_memory() -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainrun.node.comparison import Comparison
 from trainrun.node.departure import Departure, write_whole
 from trainrun.node.events import Events
 from trainrun.node.meet import Meet, Meeting, Silence
@@ -130,14 +131,23 @@ class Regroup:
         self.reason = self.reason or self._meet.lost(self._meeting, self._silence)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What looks at one launch."""
+
+    regroup: Regroup
+    stalls: Stalls
+    comparison: Comparison
+
+
 @contextmanager
-def watching(
-    *, metric_files: MetricFiles, regroup: Regroup, stalls: Stalls, publish_seconds: float, nodes: int
-) -> Iterator[None]:
+def watching(watched: Watched, *, metric_files: MetricFiles, publish_seconds: float, nodes: int) -> Iterator[None]:
     """Watch the launch around a block, each thing in a thread of its own, so that a slow store delays none of them."""
     with ExitStack() as stack:
         stack.enter_context(Periodic("Sending metrics", publish_seconds, metric_files.send))
         # All nodes together ask about twice a second at most, however many they are: the API is shared and throttled.
-        stack.enter_context(Periodic("Looking for the rendezvous host", max(HOST_SECONDS, nodes / 2), regroup.look))
-        stack.enter_context(Periodic("Looking for ranks that hang", PROGRESS_SECONDS, stalls.look))
+        stack.enter_context(Periodic("Looking for the rendezvous host", max(HOST_SECONDS, nodes / 2), watched.regroup.look))
+        stack.enter_context(Periodic("Looking for ranks that hang", PROGRESS_SECONDS, watched.stalls.look))
+        stack.enter_context(Periodic("Looking at steps", PROGRESS_SECONDS, watched.comparison.sample))
+        stack.enter_context(Periodic("Comparing ranks", publish_seconds, watched.comparison.tell_and_compare))
         yield
