@@ -19,6 +19,7 @@ from traincluster.instances import instance_type
 from traincluster.retention import retention_of
 from traincluster.rules.image import OperatingSystem
 from trainrun.spec import (
+    CONTAINER_PYTHON,
     ConfigError,
     Launcher,
     MonitoringSpec,
@@ -129,6 +130,16 @@ class Settings:
     """What becomes of them when it has failed."""
     max_restarts: int = 20
     """Restarts of the job on one node before the run counts as failed."""
+    same_failures: int = 2
+    """Failures in a row, by the same error at the same step, after which the run counts as failed."""
+    container: str = ""
+    """Container image that the ranks run in, by its reference; empty means on the node itself (docs/nodes.md)."""
+    container_python: str = CONTAINER_PYTHON
+    """The Python in that image that has torch."""
+    requirements: str = ""
+    """File of the source with Python packages, which are installed besides those of the nodes' image (docs/nodes.md)."""
+    conda: str = ""
+    """File of the source with a conda environment, which takes the place of the image's Python (docs/nodes.md)."""
     stop_signal: StopSignal = ""
     """Signal that each rank of a node gets besides the file "stop" when it is to save and leave (docs/nodes.md); empty means
     none."""
@@ -175,7 +186,12 @@ class Settings:
 
     @property
     def shutdown(self) -> ShutdownSpec:
-        return ShutdownSpec(on_success=self.on_success, on_failure=self.on_failure, max_restarts=self.max_restarts)
+        return ShutdownSpec(
+            on_success=self.on_success,
+            on_failure=self.on_failure,
+            max_restarts=self.max_restarts,
+            same_failures=self.same_failures,
+        )
 
     def _problems(self) -> Iterator[str]:
         for check in (

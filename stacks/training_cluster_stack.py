@@ -86,6 +86,10 @@ class TrainingClusterStack(Stack):
                 publish_seconds=settings.publish_seconds,
                 numa=settings.numa,
                 stop_signal=settings.stop_signal,
+                container=settings.container,
+                container_python=settings.container_python,
+                requirements=settings.requirements,
+                conda=settings.conda,
             ),
             checkpoints=checkpoints,
         )

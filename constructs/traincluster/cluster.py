@@ -29,20 +29,20 @@ from traincluster.image import NodeImage, default_image, resolve, root_volume_si
 from traincluster.instances import InstanceType
 from traincluster.instances import instance_type as look_up
 from traincluster.job import TrainingJob
-from traincluster.job_facts import binding_facts, job_facts, launcher_facts, usable_nodes
+from traincluster.job_facts import binding_facts, job_facts, launcher_facts, software_facts, usable_nodes
 from traincluster.mounts import FileSystem, attach_all, storage_findings, storage_spec
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
 from traincluster.nodes import TERMINATION_HOOK, NodeTemplate, auto_scaling_group, launch_template, lifecycle_hook
 from traincluster.payload import pack
-from traincluster.permissions import admit_auto_scaling, grant_read, grant_read_write, node_role
+from traincluster.permissions import admit_auto_scaling, grant_pull, grant_read, grant_read_write, node_role
 from traincluster.placement import place
 from traincluster.rules.engine import check
 from traincluster.rules.identity import IdentityFacts
 from traincluster.rules.report import known, report
 from traincluster.user_data import place_user_data
 from traincluster.volumes import DataVolume, block_device_mappings
-from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, machine_metrics
+from trainrun.spec import Accelerator, ClusterSpec, MonitoringSpec, RunSpec, ecr_image, machine_metrics
 
 
 @jsii.implements(ec2.IConnectable, iam.IGrantable)
@@ -155,7 +155,7 @@ class TrainingCluster(Construct):
             ssh.allow(self.security_group)
         mountable = attach_all(self, file_systems, self.security_group)
         monitoring = MonitoringSpec(publish_seconds=job.publish_seconds, namespace=metrics_namespace)
-        for service in _services_used(checkpoints, file_systems, metrics_namespace):
+        for service in _services_used(checkpoints, file_systems, metrics_namespace, job):
             network.add_endpoint(service)
         self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
         self.role = node_role(
@@ -167,6 +167,10 @@ class TrainingCluster(Construct):
         )
         self.log_group.grant_write(self.role)
         grant_read_write(self.role, checkpoints, f"{job.run}/*")
+        if job.requirements or job.conda:
+            grant_read_write(self.role, checkpoints, "software/*")
+        if image_in_ecr := ecr_image(job.container):
+            grant_pull(self.role, image_in_ecr)
 
         holds = self.capacity.holds_terminations(termination_hook)
         payload = pack(job.source_folder)
@@ -237,6 +241,7 @@ class TrainingCluster(Construct):
             *job_facts(job, self.run_spec.cluster, memory_gib=self.instance_type.memory_gib),
             launcher_facts(job, self.image),
             binding_facts(job, self.run_spec.cluster),
+            software_facts(job, self.image, region=known(Stack.of(self).region), isolated=network.is_isolated),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
             report(self, check(facts))
@@ -314,10 +319,13 @@ def _identity_facts(
     )
 
 
-def _services_used(checkpoints: s3.IBucket, file_systems: Sequence[FileSystem], metrics_namespace: str) -> list[str]:
+def _services_used(
+    checkpoints: s3.IBucket, file_systems: Sequence[FileSystem], metrics_namespace: str, job: TrainingJob
+) -> list[str]:
     """The AWS services that a node calls only with these settings."""
     used = ["kms"] if checkpoints.encryption_key else []
     used += ["monitoring"] if metrics_namespace else []
+    used += ["ecr.api", "ecr.dkr"] if ecr_image(job.container) else []
     return [*used, "fsx"] if any(one.mount.type == "lustre" for one in file_systems) else used
 
 

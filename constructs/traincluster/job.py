@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from traincluster.payload import packed_files
 from trainrun.spec import (
+    CONTAINER_PYTHON,
     ConfigError,
     JobSpec,
     Launcher,
@@ -20,6 +21,8 @@ from trainrun.spec import (
     TimeoutSpec,
     TrainSettings,
     is_program,
+    requirement_files,
+    software_problems,
     train_settings,
     with_documents,
 )
@@ -56,6 +59,14 @@ class TrainingJob:
     environment: Mapping[str, str] = field(default_factory=dict)
     configuration: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `trainrun.settings.TrainSettings` that differ from their defaults. A DeepSpeed file is read here, at synth."""
+    container: str = ""
+    """Container image that the ranks run in, by its reference; empty means on the node itself (docs/nodes.md)."""
+    container_python: str = CONTAINER_PYTHON
+    """The Python in that image that has torch."""
+    requirements: str = ""
+    """File of the source with Python packages, which are installed besides those of the nodes' image."""
+    conda: str = ""
+    """File of the source with a conda environment, which takes the place of the image's Python."""
     stop_signal: StopSignal = ""
     """What each rank of a node gets besides the file "stop" when it is to save and leave; empty means nothing
     (docs/nodes.md)."""
@@ -71,6 +82,7 @@ class TrainingJob:
         problems = [*self._kind_problems()] or [
             *self._identity_problems(),
             *self._entry_point_problems(),
+            *self._software_problems(),
             *self._configuration_problems(),
         ]
         if problems:
@@ -99,6 +111,10 @@ class TrainingJob:
             environment=dict(self.environment),
             configuration=self.inlined,
             python=python,
+            container=self.container,
+            container_python=self.container_python,
+            requirements=self.requirements,
+            conda=self.conda,
             numa=self.numa,
             stop_signal=self.stop_signal,
         )
@@ -117,6 +133,9 @@ class TrainingJob:
                 f"stop_signal is {self.stop_signal!r}, which would end {self.entry_point} without a checkpoint: it looks for the "
                 "file, and needs no signal. Leave stop_signal out."
             )
+        for name in ("container", "container_python", "requirements", "conda"):
+            if not isinstance(value := getattr(self, name), str):
+                yield f"{name} is {value!r}. Allowed: text."
         if self.numa not in get_args(Numa):
             yield f"numa is {self.numa!r}. Allowed: {', '.join(map(repr, get_args(Numa)))}."
         if isinstance(self.arguments, str) or not all(isinstance(argument, str) for argument in self.arguments):
@@ -164,6 +183,30 @@ class TrainingJob:
             )
         elif is_program(entry) and not os.access(folder / entry, os.X_OK):
             yield f"entry_point is {entry!r}, which is not executable. Make it so: chmod +x {folder / entry}."
+
+    def _software_problems(self) -> Iterator[str]:
+        yield from software_problems(
+            container=self.container,
+            container_python=self.container_python,
+            requirements=self.requirements,
+            conda=self.conda,
+            launcher=self.launcher,
+            numa=self.numa,
+        )
+        folder = self.source_folder
+        if not self.requirements and not self.conda:
+            return
+        if folder is None or not folder.is_dir():
+            yield f"{'requirements' if self.requirements else 'conda'} names a file of the source, but there is none. Set source."
+            return
+        packed = packed_files(folder)
+        if self.conda and self.conda not in packed:
+            yield f"conda is {self.conda!r}, which is not in the job's source (hidden files are left out)."
+        if self.requirements:
+            try:
+                requirement_files(self.requirements, lambda name: (folder / name).read_text("utf-8") if name in packed else None)
+            except ValueError as error:
+                yield str(error)
 
     def _configuration_problems(self) -> Iterator[str]:
         try:

@@ -8,6 +8,7 @@ from traincluster.image import NodeImage
 from traincluster.job import TrainingJob
 from traincluster.rules.job import DeepSpeedBatchFacts, JobFacts, OffloadFacts
 from traincluster.rules.launcher import BindingFacts, LauncherFacts
+from traincluster.rules.software import SoftwareFacts
 from trainrun.spec import BatchSizes, ClusterSpec, batch_sizes, host_bytes_of_bundled, is_program
 
 Facts = JobFacts | DeepSpeedBatchFacts | OffloadFacts
@@ -89,4 +90,17 @@ def binding_facts(job: TrainingJob, cluster: ClusterSpec) -> BindingFacts:
         instance_type=cluster.instance_type,
         gpus=cluster.accelerators_per_node if cluster.accelerator == "nvidia" else 0,
         processes_per_node=cluster.processes_per_node,
+    )
+
+
+def software_facts(job: TrainingJob, image: NodeImage, *, region: str | None, isolated: bool) -> SoftwareFacts:
+    """The facts of what a job runs with."""
+    return SoftwareFacts(
+        container=job.container,
+        requirements=job.requirements,
+        conda=job.conda,
+        region=region,
+        isolated=isolated,
+        ami=None if Token.is_unresolved(image.ami) else image.ami,
+        is_deep_learning=image.is_deep_learning,
     )

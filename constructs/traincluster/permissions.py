@@ -8,6 +8,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
+from trainrun.spec import EcrImage
 
 CLUSTER_TAG = "traincluster:cluster"
 """Tag with the cluster's name on everything that a node is made of. A node's right to scale goes by it."""
@@ -102,6 +103,15 @@ def grant_read_write(grantee: iam.IGrantable, bucket: s3.IBucket, objects: str) 
     actions = ["s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload"]
     grant = grant_read(grantee, bucket, objects).combine(_grant(grantee, actions, bucket.arn_for_objects(objects)))
     return grant.combine(bucket.encryption_key.grant(grantee, "kms:GenerateDataKey")) if bucket.encryption_key else grant
+
+
+def grant_pull(role: iam.Role, image: EcrImage) -> None:
+    """Let a node pull the images of one repository of ECR, which may be another account's, if that lets it."""
+    arn = Stack.of(role).format_arn(
+        service="ecr", account=image.account, region=image.region, resource="repository", resource_name=image.repository
+    )
+    _grant(role, ["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], arn)
+    _grant(role, ["ecr:GetAuthorizationToken"], "*")  # knows no resources
 
 
 def admit_auto_scaling(scope: Construct, key: kms.IKey) -> bool:

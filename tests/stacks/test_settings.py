@@ -84,6 +84,10 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("log_days", "7", 7),
         ("launcher", "mpirun", "mpirun"),
         ("numa", "exclusive", "exclusive"),
+        ("container", "repository/train:1", "repository/train:1"),
+        ("container_python", "python3.12", "python3.12"),
+        ("requirements", "requirements.txt", "requirements.txt"),
+        ("conda", "environment.yml", "environment.yml"),
         ("stop_signal", "SIGTERM", "SIGTERM"),
         ("termination_hook", "false", False),
         ("metrics_namespace", "Team", "Team"),
@@ -95,6 +99,7 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("on_success", "keep", "keep"),
         ("on_failure", "scale_to_zero", "scale_to_zero"),
         ("max_restarts", "3", 3),
+        ("same_failures", "3", 3),
         ("timeouts.meet", "60", TimeoutSpec(meet=60)),
     ],
 )

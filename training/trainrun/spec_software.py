@@ -108,16 +108,16 @@ def requirement_files(name: str, read: Callable[[str], str | None]) -> dict[str,
             continue
         text = read(each)
         if text is None:
-            by = "" if each == name else f" which {name} names,"
-            raise ValueError(f"requirements: {each!r},{by} is not in the job's source (hidden files are left out).")
+            by = "requirements" if each == name else name
+            raise ValueError(f"{by} names {each!r}, which is not in the job's source (hidden files are left out).")
         texts[each] = text
         folder = PurePosixPath(each).parent
         for line in _lines(text):
             if found := re.match(r"(?:-r|--requirement|-c|--constraint)[\s=]*(\S+)", line):
                 waiting.append(_joined(folder, found[1]))
-            elif re.match(r"(-e\b|--editable\b|\.|/|file:|[^\s#]*@\s*file:)", line):
+            elif re.match(r"(-e\b|--editable\b|\.|/|file:|[^#]*@\s*file:)", line):
                 raise ValueError(
-                    f"requirements: {each!r} has the line {line!r}, which means files beside it. The job's source is on the "
+                    f"{each!r} has the line {line!r}, which means files beside it. The job's source is on the "
                     "module path as it is: leave the line out. Put other packages into an index or a bucket and name them by URL."
                 )
     return texts
