@@ -14,9 +14,11 @@ from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import BaseWSGIServer, make_server
 
 from trainlocal.cloud.application import Application
+from trainlocal.cloud.services import commands
 from trainlocal.socket_path import short_path
 
 SOCKET_NAME = "cloud.sock"
+FLEET_SOCKET_NAME = "fleet.sock"
 STATE_NAME = "cloud.json"
 
 
@@ -38,6 +40,7 @@ class CloudServer:
 
     def __init__(self, *, directory: Path, port: int = 0) -> None:
         self.application = Application()
+        commands.reach_nodes(directory / FLEET_SOCKET_NAME)
         self.directory = directory
         self._servers: list[BaseWSGIServer] = []
         listening = socket.create_server(("127.0.0.1", port), backlog=128)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import tempfile
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -21,6 +23,39 @@ _SHUT_DOWN_SECONDS = 10.0  # what a terminated node has to end by itself before 
 _log = logging.getLogger("trainlocal.fleet")
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeCommand:
+    """How a script is run in a node: as its root, with its view of files, processes and network."""
+
+    arguments: list[str]
+    environment: dict[str, str]
+    folder: Path
+
+    def run(self, seconds: float) -> dict[str, Any]:
+        """Run it to its end, for at most so long. `code` is None when that was too short. What it left behind lives on."""
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:  # a pipe would wait for what it left behind
+            process = subprocess.Popen(
+                self.arguments,
+                env=self.environment,
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=errors,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                code = None
+            texts = []
+            for file in (output, errors):
+                file.seek(0)
+                texts.append(file.read().decode(errors="replace"))
+        return {"code": code, "stdout": texts[0], "stderr": texts[1]}
+
+
 class RunningNode(Protocol):
     """What the fleet needs of a node, whatever it is made of."""
 
@@ -33,6 +68,7 @@ class RunningNode(Protocol):
     def end(self) -> None: ...
     def kill(self) -> None: ...
     def close(self) -> None: ...
+    def command(self, script: str) -> NodeCommand: ...
 
 
 class NodeMaker(Protocol):
@@ -158,7 +194,11 @@ class Fleet:
             member.node.close()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request from outside: {"do": "nodes" | "kill" | "metadata", ...}."""
+        """Answer a request from outside: {"do": "nodes" | "kill" | "metadata" | "run", ...}."""
+        if request["do"] == "run":
+            with self._lock:
+                command = self._node(request["instance_id"]).command(request["script"])
+            return command.run(request["seconds"])  # without the lock: the fleet goes on meanwhile
         with self._lock:
             action = request["do"]
             if action == "nodes":
@@ -169,7 +209,7 @@ class Fleet:
             elif action == "metadata":
                 node.metadata.set(request["path"], request["content"])
             else:
-                raise ValueError(f"the fleet knows no request {action!r}; it answers nodes, kill and metadata")
+                raise ValueError(f"the fleet knows no request {action!r}; it answers nodes, kill, metadata and run")
             return {}
 
     def _node(self, instance_id: str) -> RunningNode:

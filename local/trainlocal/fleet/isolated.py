@@ -14,6 +14,7 @@ from types import FrameType
 from trainlocal.fleet import boot, cgroups, image, netlink
 from trainlocal.fleet import namespaces as ns
 from trainlocal.fleet.dns import NameServer
+from trainlocal.fleet.fleet import NodeCommand
 from trainlocal.fleet.imds import MetadataServer, items_of
 from trainlocal.fleet.instances import Instance
 from trainlocal.fleet.packages import HOST_SYSTEMD
@@ -104,6 +105,7 @@ class IsolatedNode:
             volumes=list(instance.volumes),
             shared=str(shared),
         )
+        self._environment = order.environment
         ours, theirs = socket.socketpair()
         with ours, theirs, (folder / boot.CONSOLE).open("ab") as console:
             self._process = subprocess.Popen(
@@ -159,6 +161,12 @@ class IsolatedNode:
                 os.kill(self._first, number)
         except ProcessLookupError:
             pass  # it has ended meanwhile
+
+    def command(self, script: str) -> NodeCommand:
+        """How a script runs in the node's namespaces."""
+        enter = [f"--target={self._first}", "--mount", "--uts", "--ipc", "--net", "--pid"]
+        arguments = ["nsenter", *enter, "--", "/bin/sh", "-c", script]
+        return NodeCommand(arguments=arguments, environment=self._environment, folder=Path("/"))
 
     def close(self) -> None:
         """Clear away what is left of an ended node."""

@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from trainlocal.fleet.fleet import NodeCommand
 from trainlocal.fleet.imds import MetadataServer, items_of
 from trainlocal.fleet.instances import Instance
 
@@ -90,11 +91,12 @@ class PlainNode:
             "HOME": str(root),
             "PATH": os.environ.get("PATH", os.defpath),
         }
+        self._environment = {**environment, **own}
         with (folder / _OUTPUT).open("ab") as output:
             self._process = subprocess.Popen(
                 ["bash", str(script)],
                 cwd=root,
-                env={**environment, **own},
+                env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -128,6 +130,10 @@ class PlainNode:
         self._ends = True
         kill_all(self._root)
         self._process.wait()
+
+    def command(self, script: str) -> NodeCommand:
+        """How a script runs among the node's processes."""
+        return NodeCommand(arguments=["/bin/sh", "-c", script], environment=self._environment, folder=self._root)
 
     def close(self) -> None:
         """Clear away what is left of an ended node."""

@@ -6,6 +6,7 @@ They amend moto in this process only. ``install_all`` is called once, before the
 from trainlocal.cloud.services import (
     activities,
     bucket_policies,
+    commands,
     gateways,
     images,
     launches,
@@ -23,6 +24,7 @@ def install_all() -> None:
     for module in (
         activities,
         bucket_policies,
+        commands,
         gateways,
         images,
         launches,
