@@ -23,7 +23,7 @@ from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.store import Store
 
-Step = Literal["prepare", "software", "check", "meet", "train", "watch", "finish"]
+Step = Literal["prepare", "software", "check", "ready", "meet", "train", "watch", "recover", "finish"]
 State = Literal["started", "done", "failed"]
 
 RETRY_SECONDS = 5.0
@@ -47,6 +47,8 @@ class Events:
         store: the run's folder; the object is nodes/<instance id>.jsonl.
         stream: where new lines go besides.
         """
+        self.failed_step = ""
+        """The step that failed last."""
         self._stream = stream
         self._unlogged: list[tuple[float, str]] = []
         self._identity = identity
@@ -79,6 +81,8 @@ class Events:
             "seconds": round(seconds, 3),
             "detail": detail,
         }
+        if state == "failed":
+            self.failed_step = step
         log.log(logging.ERROR if state == "failed" else logging.INFO, "%s %s %s", step, state, detail)
         text = json.dumps(line)
         with self._writing, self._path.open("a", encoding="utf-8") as file:

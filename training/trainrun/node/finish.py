@@ -1,90 +1,93 @@
-"""End the run: a durable result, and then the group's capacity."""
+"""End the run: a durable result, a summary, word to people, and then the group's capacity."""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
+from pathlib import Path
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from trainrun.node.group import Group
+from trainrun.node.keep import moment
 from trainrun.node.metric_files import MetricFiles
+from trainrun.node.notify import keep_command, notify
 from trainrun.node.outcome import Outcome
-from trainrun.spec import ShutdownSpec
-from trainrun.store import Store, StoreError, StoreKeyMissing
+from trainrun.node.result import End, Result
+from trainrun.node.summary import KEY as SUMMARY
+from trainrun.node.summary import summarize
+from trainrun.spec import RunSpec
+from trainrun.store import Store, StoreError
 
-KEY = "result.json"
 STORE_SECONDS = 600.0
+END_THE_RUN = "end the run"
 
 log = logging.getLogger(__name__)
 
 
-class Result:
-    """The run's result, as far as it belongs to this start of the run."""
-
-    def __init__(self, *, store: Store, since: float) -> None:
-        """Args:
-        store: the run's folder.
-        since: epoch; a result from before it is that of an earlier start of the same run.
-        """
-        self._store = store
-        self._since = since
-
-    def ended(self) -> str:
-        """Why the run is over although this node did not end it, or "".
-
-        Raises:
-            StoreError: the store did not answer.
-        """
-        try:
-            result = json.loads(self._store.get(KEY))
-        except StoreKeyMissing:
-            return ""
-        if result["time"] < self._since:
-            return ""
-        return f"The run has {result['state']}, says {result['node']}: {result['reason']}"
-
-    def write(self, outcome: Outcome, *, node: str, last_step: tuple[int, int] | None) -> None:
-        """Put the result down.
-
-        Raises:
-            StoreError: the store did not take it.
-        """
-        step, steps = last_step or (0, 0)
-        result = {
-            "state": outcome.state,
-            "step": step,
-            "steps": steps,
-            "time": time.time(),  # whole: rounded, it could lie before the start of an agent that has just started
-            "reason": outcome.reason,
-            "node": node,
-        }
-        self._store.put(KEY, json.dumps(result).encode())
-
-
 def finish(
-    outcome: Outcome, *, node: str, shutdown: ShutdownSpec, result: Result, metric_files: MetricFiles, group: Group
-) -> str:
-    """Send the last metrics, put the result down, and let the group go where the document says so. Returns what was done.
+    outcome: Outcome, *, spec: RunSpec, store: Store, result: Result, metric_files: MetricFiles, group: Group
+) -> tuple[End, str]:
+    """Send the last metrics, put the result down, tell people, and let the group go where the document says so.
 
-    The capacity changes only once the result is durable: nobody could tell the end from a loss otherwise.
+    The capacity changes only once the result is durable: nobody could tell the end from a loss otherwise. Of several nodes
+    that end the run at the same time the first one's result counts, for all of them.
+
+    Returns:
+        The end that counts, and what was done. Where nodes are kept, that is all so far (`trainrun.node.keep`).
 
     Raises:
         StoreError: the store did not take the result for 10 minutes.
-        botocore.exceptions.BotoCoreError, ClientError: the group could not be scaled.
+        botocore.exceptions.BotoCoreError, ClientError: the group could not be looked at or scaled.
     """
     deadline = time.monotonic() + STORE_SECONDS
     while True:
         try:
             metric_files.send()
-            result.write(outcome, node=node, last_step=metric_files.last_step())
+            end = result.write(outcome, shutdown=spec.shutdown, last_step=metric_files.last_step())
             break
-        except StoreError:
+        except (StoreError, BotoCoreError, ClientError):
             if time.monotonic() > deadline:
                 raise
             log.exception("The result is not durable yet; trying again.")
             time.sleep(5.0)
-    then = {"succeeded": shutdown.on_success, "failed": shutdown.on_failure, "stopped": "scale_to_zero"}[outcome.state]
-    if then == "scale_to_zero":
+    said = _tell(end, spec=spec, store=store)
+    if end.then == "scale_to_zero":
         group.scale_to_zero()
-        return f"{outcome.state}; the group is scaled to zero"
-    return f"{outcome.state}; the group is kept"
+        done = "the group is scaled to zero"
+    else:
+        done = kept_text(end)
+    return end, "; ".join([end.state, done, *([said] if said else [])])
+
+
+def kept_text(end: End) -> str:
+    """What whoever logs in to a kept node wants to know."""
+    if end.keep_until is None:
+        return "the group is kept until somebody ends it"
+    return (
+        f"the group is kept until {moment(end.keep_until)}, then it is scaled to zero; to keep it longer, on any node: "
+        f"{keep_command(240)}"
+    )
+
+
+def asked_to_end(stop_file: Path) -> str:
+    """Why a person has the whole run stop: the words of a stop file that begins with "end the run"; "" where they do not."""
+    try:
+        text = stop_file.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    if not text.lower().startswith(END_THE_RUN):
+        return ""
+    return text[len(END_THE_RUN) :].strip(" :;,.-") or "by hand"
+
+
+def _tell(end: End, *, spec: RunSpec, store: Store) -> str:
+    """Summary and message. Neither is worth an hour of nodes: what fails is a remark."""
+    try:
+        summary = summarize(store, end, run=spec.run)
+        store.put(SUMMARY, json.dumps(summary, indent=1).encode())
+    except StoreError as error:
+        log.warning("There is no summary: %s", error)
+        summary = {}
+    return notify(end, spec=spec, store=store, summary=summary)

@@ -65,6 +65,15 @@ class Group:
             lifecycle={i["InstanceId"]: i["LifecycleState"] for i in groups[0]["Instances"]},
         )
 
+    def members(self) -> set[str]:
+        """The nodes that are there or coming.
+
+        Raises:
+            botocore.exceptions.BotoCoreError, ClientError: the request failed after botocore's own retries.
+        """
+        view = self.look()
+        return set() if view is None else {node for node in view.lifecycle if view.holds(node)}
+
     def scale_to_zero(self) -> None:
         """Have the group end all its instances, this one included.
 

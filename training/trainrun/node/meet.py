@@ -68,6 +68,7 @@ class Meet:
         cluster: ClusterSpec,
         peer_lost: float,
         ended: Callable[[], str],
+        broken: Callable[[], str] = lambda: "",
         leave_if_asked: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
@@ -79,6 +80,7 @@ class Meet:
         cluster: how many nodes can train together.
         peer_lost: seconds of silence after which a host that is still listed counts as lost.
         ended: why the run is over, or "" while it is not.
+        broken: why it is over without having succeeded, or "".
         leave_if_asked: raises `Leave` when this node was given notice.
         """
         self._identity = identity
@@ -89,6 +91,7 @@ class Meet:
         self._cluster = cluster
         self._peer_lost = peer_lost
         self._ended = ended
+        self._broken = broken
         self._leave_if_asked = leave_if_asked
 
     def wait(self, *, timeout: float) -> Meeting:
@@ -124,6 +127,8 @@ class Meet:
         Raises:
             botocore.exceptions.BotoCoreError, ClientError, StoreError: a request failed; nothing is known.
         """
+        if broken := self._broken():
+            return broken
         newest = self._claims.newest()
         if newest is not None and newest.generation > meeting.claim.generation:
             follows = f"{newest.node} hosts it now" if newest.node else "it resigned"

@@ -8,6 +8,9 @@ from typing import Literal
 ASKED_TO_STOP = 75
 """Exit code of a rank that saved and left because it was asked to (EX_TEMPFAIL of sysexits.h)."""
 
+AGAIN = 1
+"""Exit code of an agent that is to be started again at once."""
+
 DO_NOT_RESTART = 78
 """Exit code of an agent that a restart cannot help: wrong document, failed check (EX_CONFIG of sysexits.h)."""
 
