@@ -23,7 +23,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from trainrun.node.processes import descendants
-from trainrun.spec import ClusterSpec, JobSpec, MonitoringSpec, RunSpec, StorageSpec, TimeoutSpec
+from trainrun.spec import ClusterSpec, JobSpec, MonitoringSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
 
 TRAINRUN = Path(__file__).resolve().parents[3] / "training" / "trainrun"
 
@@ -258,6 +258,8 @@ class LocalCluster:
     """Fields of its JobSpec that are not as usual."""
     cluster: dict[str, Any] = field(default_factory=dict)
     """Fields of its ClusterSpec that are not as usual."""
+    shutdown: dict[str, Any] = field(default_factory=dict)
+    """Fields of its ShutdownSpec that are not as usual."""
     stop_grace: int = 15
     nodes: dict[str, LocalNode] = field(default_factory=dict)
     addresses: Iterator[str] = field(default_factory=lambda: (f"127.0.0.{n}" for n in range(2, 255)))
@@ -285,6 +287,7 @@ class LocalCluster:
             storage=StorageSpec(location=f"s3://{self.aws.bucket}/prefix"),
             timeouts=TimeoutSpec(meet=60, rendezvous=60, peer_lost=5, stop_grace=self.stop_grace),
             monitoring=MonitoringSpec(publish_seconds=1.0),
+            shutdown=ShutdownSpec(**self.shutdown),
         )
 
     def boot(self, instance: str) -> LocalNode:

@@ -5,24 +5,28 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
+import threading
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from types import FrameType
+
+from botocore.exceptions import BotoCoreError, ClientError
 
 from trainrun.config import ConfigError
 from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
 from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
-from trainrun.node.check import check
+from trainrun.node.check import check, told
 from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
+from trainrun.node.comparison import Comparison
 from trainrun.node.departure import Departure, leave_if_asked
 from trainrun.node.environment import EFA_LIBRARY_FOLDERS, processors_here, rank_environment
 from trainrun.node.events import Events
-from trainrun.node.finish import Result, finish
+from trainrun.node.finish import asked_to_end, finish, kept_text
 from trainrun.node.group import Group
 from trainrun.node.interface import interface_of
+from trainrun.node.keep import carry_out
 from trainrun.node.launch import Launch, TorchrunLaunch
 from trainrun.node.log_stream import LogStream
 from trainrun.node.meet import Meet, Meeting
@@ -31,17 +35,20 @@ from trainrun.node.metric_files import MetricFiles
 from trainrun.node.mpi import mpi_launch
 from trainrun.node.notices import RebalanceRecommendation, ScheduledEvents, SpotInterruption, Termination
 from trainrun.node.numa import Binding, bind
-from trainrun.node.outcome import DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed
+from trainrun.node.outcome import AGAIN, DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed
 from trainrun.node.periodic import Periodic
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
 from trainrun.node.processes import adopt_orphans
+from trainrun.node.ready import Readiness
+from trainrun.node.replacements import Replacements, replace_or_end
+from trainrun.node.result import End, Result, digest
 from trainrun.node.software import Software
 from trainrun.node.stalls import Stalls
 from trainrun.node.train import Train
-from trainrun.node.watch import NOTICE_SECONDS, Regroup, Watch, watching
+from trainrun.node.watch import NOTICE_SECONDS, Regroup, Watch, Watched, watching
 from trainrun.spec import RunSpec
-from trainrun.store import open_store
+from trainrun.store import StoreError, open_store
 
 RENDEZVOUS_PORT = 29400
 
@@ -96,7 +103,8 @@ class Agent:
         self.python = os.environ.get("TRAINCLUSTER_PYTHON") or spec.job.python
         self.store = open_store(spec.run_location)
         self.group = Group(node=identity.node, region=spec.region)
-        self.result = Result(store=self.store, since=time.time())
+        self.result = Result(store=self.store, node=identity.node, document=digest(spec), members=self.group.members)
+        self.readiness = Readiness(spec.readiness, node=identity.node, region=spec.region)
         self.binding = Binding()
         self.metric_files = MetricFiles(folder=places.metrics, store=self.store, node=identity.node)
         self.departure = Departure(
@@ -113,14 +121,18 @@ class Agent:
             Leave: this node's part has ended without a result of its own.
         """
         with Periodic("Asking for notices", NOTICE_SECONDS, self.notices().look):
+            if end := self.ended():  # before this agent: of kept nodes one was started anew, or came in place of another
+                return self.linger(end)
             try:
                 return self.steps()
             except Signalled:
                 raise
             except Leave:
-                if self.departure.ends_run:
-                    return self.finish(Outcome(state="stopped", reason=f"It saved and stopped: {self.departure.ends_run}."))
+                if reason := self.departure.ends_run or asked_to_end(self.places.stop_file):
+                    return self.finish(Outcome(state="stopped", reason=f"It saved and stopped: {reason}."))
                 self.departure.carry_out()
+                if end := self.ended():
+                    return self.linger(end)
                 raise
 
     def steps(self) -> int:
@@ -140,26 +152,73 @@ class Agent:
                 )
             leave_if_asked(self.places.stop_file)
             with self.events.step("check") as report:
-                found = check(spec=self.spec, python=self.python, store=self.store, events=self.events)
+                found = check(
+                    spec=self.spec,
+                    software=Software(self.python),
+                    places=self.places,
+                    node=self.identity.node,
+                    store=self.store,
+                    key=self.events.key,
+                    send=self.events.send,
+                )
                 self.binding = bind(self.spec.job, self.spec.cluster, software=Software(self.python))
-                report.detail = f"{found}, {self.binding}"
-        except StepFailed:
-            return DO_NOT_RESTART
+                report.detail = f"{told(found)}; {self.binding}"
+        except StepFailed as failure:
+            return self.unfit(str(failure))
+        self.tell_ready()
         leave_if_asked(self.places.stop_file)
         return self.finish(self.train())
+
+    def unfit(self, reason: str) -> int:
+        """Have this node replaced, or end the run when too many were. Returns the agent's exit code."""
+        if self.readiness.is_awaited:
+            self.events.report("ready", "failed", detail=self.readiness.failed(self.events.failed_step, reason))
+        outcome = replace_or_end(
+            reason,
+            node=self.identity.node,
+            replacements=Replacements(store=self.store, allowed=self.spec.shutdown.max_replacements),
+            group=self.group,
+            places=self.places,
+        )
+        return DO_NOT_RESTART if outcome is None else self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> int:
         """Put the result down and have the group go, or stay. Returns the agent's exit code."""
         with self.events.step("finish") as report:
-            report.detail = finish(
+            end, report.detail = finish(
                 outcome,
-                node=self.identity.node,
-                shutdown=self.spec.shutdown,
+                spec=self.spec,
+                store=self.store,
                 result=self.result,
                 metric_files=self.metric_files,
                 group=self.group,
             )
-        return 0
+        return self.keep(end)
+
+    def ended(self) -> End | None:
+        """The end of the run, if it has come; None, too, where nobody can be asked."""
+        try:
+            return self.result.end()
+        except (StoreError, BotoCoreError, ClientError) as error:
+            log.warning("Whether the run has ended cannot be asked: %s", error)
+            return None
+
+    def linger(self, end: End) -> int:
+        """Do this node's part of an end that another has put down. Returns the agent's exit code."""
+        self.events.report("finish", "done", detail=f"{end} {kept_text(end)}")
+        return self.keep(end)
+
+    def keep(self, end: End) -> int:
+        """Stay for as long as the nodes are kept. Returns the agent's exit code."""
+        return 0 if carry_out(end, store=self.store, group=self.group) else AGAIN
+
+    def tell_ready(self) -> None:
+        """Tell CloudFormation, if it waits for it, beside the work: it may not answer."""
+        if self.readiness.is_awaited:
+            threading.Thread(target=self._tell_ready, name="ready", daemon=True).start()
+
+    def _tell_ready(self) -> None:
+        self.events.report("ready", "done", detail=self.readiness.passed())
 
     def train(self) -> Outcome:
         """Meet and train until the job has ended.
@@ -177,6 +236,7 @@ class Agent:
                 cluster=self.spec.cluster,
                 peer_lost=self.spec.timeouts.peer_lost,
                 ended=self.result.ended,
+                broken=self.result.broken,
                 leave_if_asked=lambda: leave_if_asked(self.places.stop_file),
             )
             train = Train(
@@ -186,12 +246,7 @@ class Agent:
                 meet=meet,
                 launch=lambda meeting, first: self.launch(meeting, first, beacon=beacon.port),
                 watch=self.watch,
-                stalls=lambda: Stalls(
-                    state=self.places.state,
-                    store=self.store,
-                    node=self.identity.node,
-                    no_progress=self.spec.timeouts.no_progress,
-                ),
+                watched=lambda meeting: self.watched(meeting, meet),
                 training=self.departure.training,
             )
             try:
@@ -263,12 +318,20 @@ class Agent:
             events=self.events,
         )
 
-    def watch(self, regroup: Regroup, stalls: Stalls, meeting: Meeting) -> AbstractContextManager[None]:
+    def watched(self, meeting: Meeting, meet: Meet) -> Watched:
+        """What looks at the launch that follows a meeting."""
+        state, node = self.places.state, self.identity.node
+        return Watched(
+            regroup=Regroup(meet=meet, meeting=meeting),
+            stalls=Stalls(state=state, store=self.store, node=node, no_progress=self.spec.timeouts.no_progress),
+            comparison=Comparison(state=state, store=self.store, node=node, meeting=meeting, events=self.events),
+        )
+
+    def watch(self, watched: Watched, meeting: Meeting) -> AbstractContextManager[None]:
         """Watch what is to be watched beside torchrun."""
         return watching(
+            watched,
             metric_files=self.metric_files,
-            regroup=regroup,
-            stalls=stalls,
             publish_seconds=self.spec.monitoring.publish_seconds,
             nodes=meeting.expected,
         )

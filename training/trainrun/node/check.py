@@ -1,154 +1,114 @@
-"""Check that the node has what the job was promised, before its peers wait for it."""
+"""Check that the node has what the job was promised, before its peers wait for it.
+
+The agent does it at each of its starts, and ``python -m trainrun check`` by hand. What belongs to one subject is in one module
+of `trainrun.node.checks`.
+"""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from functools import partial
 
-from trainrun.node.events import Events
-from trainrun.node.fabric import check_fabric
-from trainrun.node.mpi_program import find_mpirun
-from trainrun.node.outcome import StepFailed
-from trainrun.spec import ClusterSpec, JobSpec, RunSpec
-from trainrun.store import Store, StoreError
+from trainrun.node.checks.accelerators import check_accelerators
+from trainrun.node.checks.bandwidth import check_bandwidth
+from trainrun.node.checks.clock import check_clock
+from trainrun.node.checks.disks import (
+    STATE_FREE_BYTES,
+    check_disk,
+    check_reading,
+    read_only_folders,
+    writable_folders,
+)
+from trainrun.node.checks.efa import check_efa, check_locked_memory
+from trainrun.node.checks.fabric import check_fabric
+from trainrun.node.checks.launcher import check_launcher
+from trainrun.node.checks.memory_errors import check_memory_errors
+from trainrun.node.checks.python import check_python, needs_torch
+from trainrun.node.checks.runner import Check, Checked, ChecksFailed, run_checks
+from trainrun.node.checks.store import check_store
+from trainrun.node.checks.versions import check_driver, check_efa_installer
+from trainrun.node.checks.xid import check_xids
+from trainrun.node.places import Places
+from trainrun.node.software import Software
+from trainrun.spec import ClusterSpec, RunSpec
+from trainrun.store import Store
 
-PYTHON_SECONDS = 300.0
-"""The first import of torch reads gigabytes from a volume that is still being fetched from S3."""
-STORE_SECONDS = 60.0
-"""Credentials and endpoints of a fresh instance may need some seconds to work."""
 
+def check(
+    *,
+    spec: RunSpec,
+    software: Software,
+    places: Places,
+    node: str,
+    store: Store,
+    key: str,
+    send: Callable[[], None],
+) -> list[Checked]:
+    """Check everything, so that all faults are reported together.
 
-def check(*, spec: RunSpec, python: str, store: Store, events: Events) -> str:
-    """Check everything, so that all faults are reported together. Returns what was found.
+    Args:
+        spec: the document.
+        software: what the job runs with.
+        places: where things are on this node.
+        node: names what is written for a moment.
+        store: the run's folder.
+        key: an object in it that is this node's alone.
+        send: writes that object.
 
     Raises:
-        StepFailed: what was seen, what was expected, what to do; one sentence a fault.
+        ChecksFailed: a StepFailed; what was seen, what was expected, what to do; one or more sentences a fault.
     """
-    found, faults = [], []
-    checks: list[Callable[[], str]] = [
-        lambda: check_fabric(spec.cluster),
-        lambda: check_accelerators(spec.cluster),
-        lambda: check_efa(spec.cluster),
-        lambda: check_python(python) if needs_torch(spec.job) else "no torch needed",
-        lambda: check_launcher(spec.job, python=python),
-        lambda: check_store(store, events),
-    ]
-    for one in checks:
-        try:
-            found.append(one())
-        except StepFailed as fault:
-            faults.append(str(fault))
-    if faults:
-        raise StepFailed("\n".join(faults))
-    return ", ".join(found)
+    results = run_checks([Check("fabric manager", partial(check_fabric, spec.cluster))])  # without it CUDA does not start
+    results += run_checks(
+        [
+            *machine_checks(spec.cluster),
+            *([Check("torch", partial(check_python, software, spec.cluster))] if needs_torch(spec.job) else []),
+            Check("launcher", partial(check_launcher, spec.job, python=software.python)),
+            *disk_checks(spec, places=places, node=node),
+            Check("clock", lambda: check_clock(s3_endpoint(spec))),
+            Check("store", partial(check_store, store, key=key, send=send)),
+        ]
+    )
+    if spec.cluster.bandwidth_check and not any(one.fault for one in results):
+        results += run_checks([Check("bandwidth", partial(check_bandwidth, software, spec.cluster))])
+    if any(one.fault for one in results):
+        raise ChecksFailed(results)
+    return results
 
 
-def check_accelerators(cluster: ClusterSpec, *, devices: Path = Path("/dev")) -> str:
-    """Count the accelerators; on a CPU node nothing is looked for.
-
-    Raises:
-        StepFailed: another number than the instance type has.
-    """
-    if cluster.accelerator == "none":
-        return "no accelerators expected"
+def machine_checks(cluster: ClusterSpec) -> Iterator[Check]:
+    """What is looked at of the machine itself."""
+    if cluster.accelerator != "none":
+        yield Check("driver", partial(check_driver, cluster))
+    yield Check("accelerators", partial(check_accelerators, cluster))
     if cluster.accelerator == "nvidia":
-        listing = _output_of("nvidia-smi", "-L")
-        seen = len(re.findall(r"^GPU \d+:", listing, flags=re.MULTILINE))
-        source, hint = f"nvidia-smi -L shows ({listing.strip() or 'nothing'})", "See dmesg for NVRM and Xid lines"
-    else:
-        seen = len([d for d in devices.glob("neuron*") if re.fullmatch(r"neuron\d+", d.name)])
-        source, hint = "/dev/neuron* shows", "See dmesg for neuron lines, and whether the image has the Neuron driver"
-    if seen != cluster.accelerators_per_node:
-        raise StepFailed(
-            f"{source} {seen} accelerators, {cluster.instance_type} has {cluster.accelerators_per_node}. "
-            f"{hint}; replace the instance if a reboot does not bring them back."
-        )
-    return f"{seen} accelerators"
+        yield Check("Xid messages", partial(check_xids, cluster))
+        yield Check("GPU memory", partial(check_memory_errors, cluster))
+    if cluster.efa_interfaces:
+        yield Check("EFA", partial(check_efa, cluster))
+        yield Check("EFA software", partial(check_efa_installer, cluster))
+        yield Check("locked memory", partial(check_locked_memory, cluster))
 
 
-def check_efa(cluster: ClusterSpec, *, infiniband: Path = Path("/sys/class/infiniband")) -> str:
-    """Count the EFA interfaces: the kernel's, and where that shows none, libfabric's.
-
-    Raises:
-        StepFailed: fewer than the RunSpec says.
-    """
-    if not cluster.efa_interfaces:
-        return "no EFA expected"
-    seen = len(list(infiniband.iterdir())) if infiniband.is_dir() else 0
-    if not seen:
-        listing = _output_of("/opt/amazon/efa/bin/fi_info", "-p", "efa", "-t", "FI_EP_RDM")
-        seen = len(set(re.findall(r"^\s*domain:\s*(\S+)", listing, flags=re.MULTILINE)))
-    if seen != cluster.efa_interfaces:
-        raise StepFailed(
-            f"{infiniband} and fi_info show {seen} EFA interfaces, the launch template asks for {cluster.efa_interfaces}. "
-            "Is the EFA driver of the image loaded (lsmod | grep efa), and does the image support the instance type?"
-        )
-    return f"{seen} EFA interfaces"
+def disk_checks(spec: RunSpec, *, places: Places, node: str) -> Iterator[Check]:
+    """Each folder that the job may write to, and the agent's own."""
+    yield Check("state folder", partial(check_disk, places.state, node=node, least_free=STATE_FREE_BYTES))
+    for folder in writable_folders(spec.storage, places):
+        yield Check(f"disk {folder}", partial(check_disk, folder, node=node))
+    for folder in read_only_folders(spec.storage, places):
+        yield Check(f"disk {folder}", partial(check_reading, folder))
 
 
-def check_python(python: str) -> str:
-    """Import torch in the job's Python.
-
-    Raises:
-        StepFailed: no such Python, or torch cannot be imported.
-    """
-    command = [python, "-c", "import torch; print(torch.__version__)"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PYTHON_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise StepFailed(f"{python} cannot be run: {error}. Set the job's python to the image's Python that has torch.") from None
-    if done.returncode:
-        lines = "\n".join(done.stderr.strip().splitlines()[-5:])
-        raise StepFailed(f"{python} cannot import torch:\n{lines}\nSet the job's python to the image's Python that has torch.")
-    return f"torch {done.stdout.strip()}"
+def told(results: list[Checked]) -> str:
+    """All in one line, for the event: "torch 3.10 s: torch 2.13.0; launcher 0.00 s: torchrun; ..."."""
+    return "; ".join(map(str, results))
 
 
-def needs_torch(job: JobSpec) -> bool:
-    """Whether the job's Python has to have torch: mpirun starts programs without any Python."""
-    return job.launcher == "torchrun" or not job.is_program
-
-
-def check_launcher(job: JobSpec, *, python: str) -> str:
-    """Find mpirun, where that is the launcher; torchrun is a part of torch.
-
-    Raises:
-        StepFailed: there is none.
-    """
-    if job.launcher == "torchrun":
-        return "torchrun"
-    mpirun = find_mpirun(job, python=python, environment=os.environ)
-    return f"Open MPI {mpirun.version} ({mpirun.program})"
-
-
-def check_store(store: Store, events: Events, *, timeout: float = STORE_SECONDS) -> str:
-    """Write this node's events to the run's folder and read them back.
-
-    Raises:
-        StepFailed: not possible within ``timeout`` seconds.
-    """
-    deadline = time.monotonic() + timeout
-    while True:
-        try:
-            events.send()
-            store.get(events.key)
-        except StoreError as error:
-            if time.monotonic() > deadline:
-                raise StepFailed(
-                    f"{store.url} cannot be written and read: {error} "
-                    "Do the bucket and its key exist, does the instance's role allow it, is there a way to S3?"
-                ) from None
-            time.sleep(2.0)
-        else:
-            return f"{store.url} can be written"
-
-
-def _output_of(*command: str) -> str:
-    """What a command prints; empty when it cannot be run or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
+def s3_endpoint(spec: RunSpec) -> str:
+    """Where the run's requests to S3 go, or "" for a run on a file system."""
+    if not spec.storage.location.startswith("s3://"):
         return ""
+    import boto3  # only here: a machine without S3 needs none
+
+    endpoint: str = boto3.session.Session().client("s3", region_name=spec.region).meta.endpoint_url
+    return endpoint

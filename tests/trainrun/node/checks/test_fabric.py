@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainrun.node.fabric import NVSWITCH_TYPES, check_fabric
+from trainrun.node.checks.fabric import NVSWITCH_TYPES, check_fabric
 from trainrun.node.outcome import StepFailed
 from trainrun.spec import ClusterSpec
 
