@@ -55,6 +55,11 @@ class Places:
         return self.state / "save"
 
     @property
+    def program(self) -> Path:
+        """Runs trainrun's commands by hand with what the agent runs with: ``trainrun check``, ``trainrun.node fault``."""
+        return self.root / "opt/traincluster/bin/trainrun"
+
+    @property
     def drills(self) -> Path:
         """Notices for exercise: the file ``spot/instance-action`` in it is taken as that item of the instance metadata."""
         return self.state / "drills"

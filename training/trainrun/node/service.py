@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def start(places: Places) -> str:
     """
     spec = RunSpec.from_json(places.spec.read_text(encoding="utf-8"))
     environment = passed_on(os.environ, places=places)
+    _write_program(places, environment)
     if SYSTEMD_RUNS.is_dir() and not os.environ.get("TRAINCLUSTER_ROOT"):
         text = unit_text(python=sys.executable, environment=environment, stop_grace=spec.timeouts.stop_grace)
         _write_private(places.unit, text)
@@ -55,6 +57,16 @@ def start(places: Places) -> str:
             start_new_session=True,
         )
     return f"supervisor {supervisor.pid}"
+
+
+def _write_program(places: Places, environment: Mapping[str, str]) -> None:
+    """A program for people, and for Systems Manager, with the Python and the variables of the agent."""
+    variables = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
+    places.program.parent.mkdir(parents=True, exist_ok=True)
+    text = f"#!/bin/sh\n# trainrun ...: its commands; trainrun --node ...: the agent's own\n{variables}"
+    text += 'module=trainrun\n[ "${1:-}" != --node ] || { module=trainrun.node; shift; }\n'
+    _write_private(places.program, f'{text}exec {shlex.quote(sys.executable)} -m "$module" "$@"\n')
+    places.program.chmod(0o700)
 
 
 def passed_on(environment: Mapping[str, str], *, places: Places) -> dict[str, str]:
