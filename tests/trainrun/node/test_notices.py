@@ -446,6 +446,20 @@ class TestDrills:
         node.look()
         assert (file.exists(), node.seconds(), len(node.reported()), node.group.told) == (False, 90, 1, ["replace"])
 
+    def test_it_waits_for_no_look_and_the_service_is_asked_no_more_often_for_it(self, tmp_path):
+        asked = []
+        node = Node(tmp_path, ask=asked.append)
+        for _ in range(3):
+            node.watch.look_when_due()
+        assert len(asked) == 4
+        (tmp_path / "drills/spot").mkdir(parents=True)
+        (tmp_path / "drills/spot/other").touch()
+        node.watch.look_when_due()
+        assert len(asked) == 4
+        (tmp_path / "drills" / SPOT).write_text(spot())
+        node.watch.look_when_due()
+        assert node.stop()
+
     def test_it_needs_no_metadata_service(self, tmp_path):
         def ask(path):
             raise MetadataError("no")

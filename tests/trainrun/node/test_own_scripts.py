@@ -118,8 +118,8 @@ def test_a_script_that_ignores_everything_is_killed_in_time(one_node: Callable[.
     asked = time.monotonic()
     put(cluster, SPOT, spot(120))
     assert node_of(cluster).process.wait(timeout=60) == 0, node_of(cluster).log()
-    print(f"\ndeaf ranks are gone {time.monotonic() - asked:.1f} s after the notice, of which up to 5 s until it is looked for")
-    assert time.monotonic() - asked < 5 + 2 + 10 + 5
+    print(f"\ndeaf ranks are gone {time.monotonic() - asked:.1f} s after the notice")
+    assert time.monotonic() - asked < 2 + 10 + 5
     assert ranks
     for pid in ranks:
         with pytest.raises(ProcessLookupError):

@@ -46,7 +46,7 @@ from trainrun.node.result import End, Result, digest
 from trainrun.node.software import Software
 from trainrun.node.stalls import Stalls
 from trainrun.node.train import Train
-from trainrun.node.watch import NOTICE_SECONDS, Regroup, Watch, Watched, watching
+from trainrun.node.watch import DRILL_SECONDS, Regroup, Watch, Watched, watching
 from trainrun.spec import RunSpec
 from trainrun.store import StoreError, open_store
 
@@ -120,7 +120,7 @@ class Agent:
         Raises:
             Leave: this node's part has ended without a result of its own.
         """
-        with Periodic("Asking for notices", NOTICE_SECONDS, self.notices().look):
+        with Periodic("Asking for notices", DRILL_SECONDS, self.notices().look_when_due):
             if end := self.ended():  # before this agent: of kept nodes one was started anew, or came in place of another
                 return self.linger(end)
             try:

@@ -20,6 +20,7 @@ INTERRUPTION = "spot/instance-action"
 REBALANCE = "events/recommendations/rebalance"
 SCHEDULED = "events/maintenance/scheduled"
 LIFECYCLE = "autoscaling/target-lifecycle-state"
+PATHS = (INTERRUPTION, REBALANCE, SCHEDULED, LIFECYCLE)
 
 SPOT_SECONDS = 120.0
 """What EC2 gives from a spot interruption notice on."""

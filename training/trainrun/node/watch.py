@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -17,12 +18,14 @@ from trainrun.node.events import Events
 from trainrun.node.meet import Meet, Meeting, Silence
 from trainrun.node.metadata import MetadataError
 from trainrun.node.metric_files import MetricFiles
-from trainrun.node.notices import LIFECYCLE, Ask, Notice
+from trainrun.node.notices import LIFECYCLE, PATHS, Ask, Notice
 from trainrun.node.periodic import Periodic
 from trainrun.node.stalls import Stalls
 
 NOTICE_SECONDS = 5.0
 """AWS suggests to ask for notices every 5 seconds (EC2 User Guide, "Spot Instance interruption notices")."""
+DRILL_SECONDS = 0.5
+"""How often it is looked for drills, which costs no request."""
 HOST_SECONDS = 5.0
 PROGRESS_SECONDS = 1.0
 """A look reads a file of some bytes for each rank."""
@@ -56,6 +59,10 @@ class Drills:
         said = self._ask(path)
         return self._taken.get(path) if said is None else said
 
+    def are_new(self) -> bool:
+        """Whether there is one that is not taken yet."""
+        return any((self._folder / path).is_file() for path in PATHS)
+
     def has(self, path: str) -> bool:
         """Whether there was a drill for it."""
         return path in self._taken
@@ -78,6 +85,13 @@ class Watch:
         self._kinds, self._service, self._drills = kinds, ask, Drills(folder=drills, ask=ask)
         self._departure, self._save_file, self._events = departure, save_file, events
         self._open: list[Notice] = []
+        self._due = 0.0
+
+    def look_when_due(self) -> None:
+        """`look` every NOTICE_SECONDS, and whenever there is a drill."""
+        if time.monotonic() >= self._due or self._drills.are_new():
+            self._due = time.monotonic() + NOTICE_SECONDS
+            self.look()
 
     def look(self) -> None:
         """Ask once for each kind. One that fails keeps no other from being seen.
