@@ -39,8 +39,13 @@ payload_archive() {
   for pause in 1 2 4 8 16 32 ""; do
     "$python" - "$payload_region" "$payload_bucket" "$payload_key" "$1" <<'PYTHON' && return
 import sys
-import boto3
-from botocore.config import Config
+
+try:
+    import boto3
+    from botocore.config import Config
+except ImportError as error:
+    print(f"traincluster: {sys.executable} has no boto3, by which the payload is fetched: {error}", file=sys.stderr)
+    sys.exit(3)
 
 region, bucket, key, target = sys.argv[1:]
 try:
@@ -49,6 +54,7 @@ try:
 except Exception as error:
     sys.exit(f"traincluster: s3://{bucket}/{key}: {error}")
 PYTHON
+    [ "$?" -ne 3 ] || return 1
     [ -z "$pause" ] || sleep "$pause"
   done
   return 1

@@ -6,12 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from traincluster.payload import Payload, pack
 from traincluster.user_data import render
+from trainrun.directory import DirectoryStore
+from trainrun.node.replacements import Replacements
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, StorageSpec
 
 AGENT = """
@@ -21,19 +27,37 @@ with open(os.environ["TRAINCLUSTER_ROOT"] + "/started", "a") as started:
 sys.exit(int(os.environ.get("AGENT_STATUS", "0")))
 """
 
-# Stands in for boto3: "downloads" from a folder, after as many failures as the file `failures` says.
+# Stands in for boto3: "downloads" from a folder, after as many failures, or torn, as the files `failures` and `torn` say.
 BOTO3 = """
-import os, pathlib, shutil
+import datetime, os, pathlib, shutil
+folder = pathlib.Path(os.environ["FAKE_S3"])
+def one_less(name):
+    left = int((folder / name).read_text()) if (folder / name).exists() else 0
+    (folder / name).write_text(str(max(0, left - 1)))
+    return left
 class Client:
     def download_file(self, bucket, key, target):
-        folder = pathlib.Path(os.environ["FAKE_S3"])
-        left = int((folder / "failures").read_text())
-        (folder / "failures").write_text(str(max(0, left - 1)))
-        if left:
+        if one_less("failures"):
             raise ConnectionError("no route to S3 yet")
         shutil.copy(folder / bucket / key, target)
-def client(service, region_name, config):
-    assert (service, region_name) == ("s3", "us-east-1")
+        if one_less("torn"):
+            os.truncate(target, 100)
+    def put_object(self, Bucket, Key, Body):
+        path = folder / Bucket / Key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(Body)
+    def get_paginator(self, name):
+        return self
+    def paginate(self, Bucket, Prefix):
+        top = folder / Bucket
+        found = [path for path in top.rglob("*.json") if str(path.relative_to(top)).startswith(Prefix)]
+        when = datetime.datetime.fromtimestamp
+        return [{"Contents": [{"Key": str(p.relative_to(top)), "LastModified": when(p.stat().st_mtime)} for p in found]}]
+    def set_instance_health(self, **what):
+        with (folder / "health").open("a") as file:
+            print(what["InstanceId"], what["HealthStatus"], what["ShouldRespectGracePeriod"], file=file)
+def client(service, region_name, config=None):
+    assert service in ("s3", "autoscaling") and region_name == "us-east-1"
     return Client()
 """
 
@@ -45,6 +69,7 @@ class Machine:
         self.root = root
         self.environment = {
             "PATH": os.environ["PATH"],
+            "AWS_EC2_METADATA_DISABLED": "true",
             "TRAINCLUSTER_ROOT": str(root),
             "TRAINCLUSTER_PYTHON": sys.executable,
         }
@@ -189,6 +214,86 @@ def test_asset_that_is_there_already_is_not_fetched_again(machine, payload, fake
     done = machine.boot(document, **fake_s3)
     assert done.returncode == 0, done.stderr
     assert len(machine.starts) == 2
+
+
+def test_a_torn_download_is_fetched_again(machine, payload, fake_s3):
+    Path(fake_s3["FAKE_S3"], "torn").write_text("2")
+    done = machine.boot(render(spec_for(payload), payload, bucket="assets", key="payload.xz"), **fake_s3)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Nothing of it was unpacked") == 2
+    assert len(machine.starts) == 1 and machine.leftovers() == []
+
+
+def test_an_image_without_boto3_is_told_at_once(machine, payload, tmp_path):
+    (tmp_path / "boto3.py").write_text("raise ImportError('No module named boto3')")
+    started = time.monotonic()
+    done = machine.boot(render(spec_for(payload), payload, bucket="assets", key="payload.xz"), PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0 and time.monotonic() - started < 20  # the fetch itself is tried for a minute
+    assert "has no boto3, by which the payload is fetched: No module named boto3" in done.stderr
+    assert "this node stays as it is: the failure could not be reported" in done.stderr
+
+
+@pytest.fixture
+def metadata() -> Iterator[dict[str, str]]:
+    """The environment of a node with a metadata service, which answers with an instance id and wants a token."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def answer(self, status: int, text: str = "") -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_PUT(self) -> None:
+            self.answer(200 if self.headers.get("X-aws-ec2-metadata-token-ttl-seconds") else 400, "token")
+
+        def do_GET(self) -> None:
+            items = {"/latest/meta-data/instance-id": "i-0123", "/latest/meta-data/local-ipv4": "10.0.0.7"}
+            self.answer(200 if self.headers.get("X-aws-ec2-metadata-token") == "token" else 401, items[self.path])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    yield {"AWS_EC2_METADATA_DISABLED": "false", "AWS_EC2_METADATA_SERVICE_ENDPOINT": endpoint}
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_bootstrap_that_fails_is_reported_and_the_node_replaced(machine, payload, fake_s3, metadata):
+    """Its causes are no secret of one node's log (pcluster 3604, ADT 189: a bootstrap failure is opaque)."""
+    document = render(spec_for(payload), payload, bucket="assets", key="payload.xz").replace(payload.sha256, "0" * 64)
+    done = machine.boot(document, **fake_s3, **metadata)
+    assert done.returncode != 0
+    assert "traincluster: i-0123 is being replaced." in done.stdout, done.stderr
+    bucket = Path(fake_s3["FAKE_S3"], "bucket/run")
+    event = json.loads((bucket / "nodes/i-0123.jsonl").read_text())
+    assert (event["node"], event["address"], event["step"], event["state"]) == ("i-0123", "10.0.0.7", "bootstrap", "failed")
+    assert event["detail"].startswith("the bootstrap failed in step 'check and unpack the payload': ")
+    assert f"the payload has sha256 {payload.sha256}, not {'0' * 64}" in event["detail"]
+    assert json.loads((bucket / "replacements/i-0123.json").read_text())["reason"] == event["detail"]
+    assert Path(fake_s3["FAKE_S3"], "health").read_text() == "i-0123 Unhealthy False\n"
+
+
+def test_a_bootstrap_that_fails_again_and_again_is_not_replaced_without_end(machine, payload, fake_s3, metadata):
+    records = Path(fake_s3["FAKE_S3"], "bucket/run/replacements")
+    records.mkdir(parents=True)
+    for number in range(5):
+        (records / f"i-{number}.json").write_text("{}")
+    document = render(spec_for(payload), payload, bucket="assets", key="payload.xz")
+    done = machine.boot(document, AGENT_STATUS="3", **fake_s3, **metadata)
+    assert done.returncode == 3
+    assert "6 nodes in 24 hours were not fit, 5 may be replaced. This node stays as it is." in done.stderr
+    assert "step 'start the node agent'" in json.loads((records / "i-0123.json").read_text())["reason"]
+    assert not Path(fake_s3["FAKE_S3"], "health").exists()
+
+
+def test_what_the_bootstrap_records_is_counted_by_the_agents(machine, payload, fake_s3, metadata):
+    machine.boot(render(spec_for(payload), payload, bucket="assets", key="payload.xz"), AGENT_STATUS="3", **fake_s3, **metadata)
+    budget = Replacements(store=DirectoryStore(Path(fake_s3["FAKE_S3"], "bucket/run")), allowed=1)
+    assert "2 nodes in 24 hours" in budget.spent(node="i-4567", reason="no GPUs")
 
 
 def test_an_agent_that_does_not_start_is_told(machine, payload):
