@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -88,6 +89,10 @@ def test_nodes_mount_what_the_settings_say_and_the_destroy_leaves_what_it_said(s
         events = [json.loads(line) for key in keys_of(s3, bucket) if "/nodes/" in key for line in read(key).splitlines()]
         prepared = [event["detail"] for event in events if (event["step"], event["state"]) == ("prepare", "done")]
         assert len(prepared) == 2 and all("stands in for" in detail for detail in prepared)
+        parts = [re.findall(r"(?:^|; )([^;:]+?) \d+\.\d\d s: ", detail) for detail in prepared]  # each with its seconds
+        assert all(names[:2] == ["folders", "limits"] and names[-1] == "CloudWatch agent" for names in parts)
+        if local.tier != "plain":
+            assert all("mount /fsx" in names and "clock" not in names for names in parts)  # the clock is this machine's
 
         cdk("destroy", "--all", "--force", *app)
         left = json.load(urllib.request.urlopen(f"{local.endpoint}/_traincluster/resources", timeout=60))
