@@ -108,6 +108,10 @@ GRAMMAR: dict[str, st.SearchStrategy[Any]] = {
     "on_failure": st.sampled_from(["scale_to_zero", "keep"]),
     "max_restarts": st.sampled_from([0, 5, -1]),
     "same_failures": st.sampled_from([2, 5, 1]),
+    "max_replacements": st.sampled_from([0, 5, -1]),
+    "bandwidth_check": st.booleans(),
+    "stop_signal": st.sampled_from(["", "SIGTERM", "SIGUSR1", "SIGKILL"]),
+    "termination_hook": st.sampled_from([None, True, False]),
     "timeouts": st.sampled_from([{}, {"meet": 60}, {"meat": 60}]),
 }
 MINIMAL = {"run": "r", "instance_type": "c7i.2xlarge", "nodes": 2, "data": "corpus"}
