@@ -132,6 +132,8 @@ class Settings:
     """Restarts of the job on one node before the run counts as failed."""
     same_failures: int = 2
     """Failures in a row, by the same error at the same step, after which the run counts as failed."""
+    max_replacements: int = 5
+    """Nodes of the run, in 24 hours, that are replaced because they did not pass their checks; the next such ends the run."""
     container: str = ""
     """Container image that the ranks run in, by its reference; empty means on the node itself (docs/nodes.md)."""
     container_python: str = CONTAINER_PYTHON
@@ -145,6 +147,8 @@ class Settings:
     none."""
     termination_hook: bool | None = None
     """Whether a node that the Auto Scaling group ends may save first; null means unless capacity is spot."""
+    bandwidth_check: bool = False
+    """Whether a node measures the all-reduce over its GPUs before it trains, and is replaced if that is too slow."""
     timeouts: TimeoutSpec = field(default_factory=TimeoutSpec)
     """How long to wait for what, in seconds."""
 
@@ -191,6 +195,7 @@ class Settings:
             on_failure=self.on_failure,
             max_restarts=self.max_restarts,
             same_failures=self.same_failures,
+            max_replacements=self.max_replacements,
         )
 
     def _problems(self) -> Iterator[str]:

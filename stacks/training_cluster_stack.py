@@ -60,6 +60,7 @@ class TrainingClusterStack(Stack):
             start_nodes=settings.start_nodes,
             processes_per_node=settings.processes_per_node,
             termination_hook=settings.termination_hook,
+            bandwidth_check=settings.bandwidth_check,
             capacity=settings.parsed_capacity,
             efa=settings.efa,
             efa_layout=settings.parsed_efa_layout,

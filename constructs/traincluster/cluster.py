@@ -87,6 +87,7 @@ class TrainingCluster(Construct):
         ssh: SshAccess | None = None,
         processes_per_node: int | None = None,
         termination_hook: bool | None = None,
+        bandwidth_check: bool = False,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
         metrics_namespace: str = machine_metrics.NAMESPACE,
     ) -> None:
@@ -119,6 +120,8 @@ class TrainingCluster(Construct):
             processes_per_node: ranks per node; None means one per GPU or Neuron core, or one on a CPU node.
             termination_hook: whether a node that the Auto Scaling group ends (a deploy, a scale-in, a replacement) may save
                 first; None means unless ``capacity`` is spot.
+            bandwidth_check: whether a node measures the all-reduce over its GPUs before it trains, which takes some seconds, and
+                is replaced if that is too slow (docs/nodes.md).
             log_retention: how long the cluster's logs are kept.
             metrics_namespace: CloudWatch namespace of the machines' metrics (`trainrun.spec.machine_metrics` has their names),
                 which the image's CloudWatch agent sends; "" leaves that agent alone.
@@ -183,6 +186,7 @@ class TrainingCluster(Construct):
             processes=processes_per_node,
             hook=TERMINATION_HOOK if holds else "",
             ends=self.capacity.ends_text,
+            bandwidth=bandwidth_check,
         )
         self.run_spec = RunSpec(
             run=job.run,
@@ -348,6 +352,7 @@ def _cluster_spec(
     processes: int | None,
     hook: str,
     ends: str,
+    bandwidth: bool,
 ) -> ClusterSpec:
     return ClusterSpec(
         name=name,
@@ -361,6 +366,7 @@ def _cluster_spec(
         processes_per_node=processes or instance_type.training_processes,
         termination_hook=hook,
         capacity_ends=ends,
+        bandwidth_check=bandwidth,
     )
 
 

@@ -100,6 +100,8 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("on_failure", "scale_to_zero", "scale_to_zero"),
         ("max_restarts", "3", 3),
         ("same_failures", "3", 3),
+        ("max_replacements", "0", 0),
+        ("bandwidth_check", "true", True),
         ("timeouts.meet", "60", TimeoutSpec(meet=60)),
     ],
 )

@@ -210,3 +210,10 @@ def test_a_change_of_the_job_is_a_change_of_the_user_data_alone(synthesize):
     user_data = [one[name]["Properties"]["LaunchTemplateData"].pop("UserData") for one in data]
     assert user_data[0] != user_data[1]
     assert templates[0] == templates[1]
+
+
+def test_bandwidth_is_measured_between_gpus_only(synthesize):
+    assert synthesize(instance_type="g5.48xlarge", bandwidth_check=True).cluster.run_spec.cluster.bandwidth_check
+    for name in ("c7i.2xlarge", "p5.4xlarge", "trn1.32xlarge"):
+        with pytest.raises(ValueError, match=f"bandwidth_check is true, but {name} does not have several GPUs"):
+            synthesize(instance_type=name, bandwidth_check=True)

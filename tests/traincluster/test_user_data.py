@@ -41,7 +41,7 @@ def test_inline_document_holds_spec_digest_and_payload():
     assert RunSpec.from_json(heredoc(document, "RUN_JSON")) == spec_for(SMALL)
     assert base64.b64decode(heredoc(document, "ARCHIVE")) == SMALL.archive
     assert f"payload_sha256={SMALL.sha256}\n" in document
-    assert "boto3" not in document
+    assert "download_file" not in document
 
 
 def test_asset_document_says_where_the_payload_is():

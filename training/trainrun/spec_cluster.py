@@ -52,7 +52,7 @@ class ClusterSpec:
     """When the nodes' Capacity Block ends, in ISO 8601 with a time zone; empty has the node ask EC2 whether it is in one."""
 
     bandwidth_check: bool = False
-    """Whether a node measures how fast its accelerators sum tensors over all of them (all-reduce) before it trains."""
+    """Whether a node measures how fast its GPUs sum a tensor over all of them (all-reduce) before it trains."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.nodes_min <= self.nodes_max:
@@ -63,6 +63,12 @@ class ClusterSpec:
         if self.nodes_usable and list(self.nodes_usable) != sorted(set(self.nodes_usable) & set(self._numbers_of_nodes)):
             problem = (
                 f"nodes_usable is {self.nodes_usable}. Allowed: ascending numbers from {self.nodes_min} to {self.nodes_max}."
+            )
+            raise ConfigError([problem])
+        if self.bandwidth_check and (self.accelerator != "nvidia" or self.accelerators_per_node < 2):
+            problem = (
+                f"bandwidth_check is true, but {self.instance_type} does not have several GPUs, between which there would be "
+                "something to measure. Leave it out."
             )
             raise ConfigError([problem])
         if self.capacity_ends and not _has_zone(self.capacity_ends):

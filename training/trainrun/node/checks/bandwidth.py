@@ -33,7 +33,7 @@ FOLDERS = ("/usr/local/cuda*/efa/test-cuda*", "/opt/nccl-tests/build", "/usr/loc
 def check_bandwidth(
     software: Software, cluster: ClusterSpec, *, size: int = BYTES, published: float | None = None, nodes: int = 1
 ) -> str:
-    """Measure on this node alone, over NVLink or whatever connects its accelerators; nothing to measure with fewer than two.
+    """Measure on this node alone, over NVLink or whatever connects its accelerators.
 
     Args:
         software: what the job runs with.
@@ -45,10 +45,7 @@ def check_bandwidth(
     Raises:
         StepFailed: it cannot be measured, or is too slow.
     """
-    ranks = cluster.accelerators_per_node if cluster.accelerator == "nvidia" else 0
-    if ranks < 2:
-        return "no all-reduce to measure within this node"
-    seen, source = measure(software, ranks=ranks, size=size)
+    seen, source = measure(software, ranks=cluster.accelerators_per_node, size=size)
     if published is None:
         published = PUBLISHED.get((cluster.instance_type, nodes))
     return judge(seen, published=published, source=source)
