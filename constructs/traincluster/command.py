@@ -1,13 +1,15 @@
-"""The command `traincluster`: list the rules, pin the image of a cluster."""
+"""The command `traincluster`: list the rules, pin the image of a cluster, break something in it for exercise."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import sys
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from traincluster.rules import rules
 from traincluster.rules.image import ROOT_DEVICES
@@ -48,7 +50,74 @@ def _parser() -> argparse.ArgumentParser:
     pinning.add_argument("--ami", help="pin this image rather than the newest, for instance to go back; asks AWS nothing")
     pinning.add_argument("--file", type=Path, default=Path(CONTEXT_FILE), help="the context file; default: %(default)s")
     pinning.set_defaults(run=_pin_image)
+    _add_chaos(commands)
     return parser
+
+
+def _add_chaos(commands: Any) -> None:
+    chaos = commands.add_parser(
+        "chaos",
+        help="break something in a running cluster, to see it recover (docs/chaos.md)",
+        description="Makes one fault, or faults at random. It asks first: what it does is real, and costs what it costs.",
+    )
+    chaos.add_argument("fault", nargs="?", help="its name; --list shows all")
+    chaos.add_argument("--list", action="store_true", help="list the faults and end")
+    chaos.add_argument("--stack", default="TrainingClusterStack", help="the cluster's stack; default: %(default)s")
+    chaos.add_argument("--region", default=_region(), help="the stack's region; default: $AWS_REGION")
+    chaos.add_argument("--node", default="any", help="any, rank0, other (than rank 0's) or an instance id; default: %(default)s")
+    chaos.add_argument("--seconds", type=float, default=30.0, help="how long a temporary fault lasts; default: %(default)g")
+    chaos.add_argument("--random", action="store_true", help="make faults at random instead of one")
+    chaos.add_argument("--faults", help="those to choose from at random, separated by commas; default: all")
+    chaos.add_argument(
+        "--seed", type=int, default=0, help="of the choice: the same seed makes the same faults; default: %(default)s"
+    )
+    chaos.add_argument("--every", type=float, default=300.0, help="seconds between two at random; default: %(default)g")
+    chaos.add_argument("--for", dest="duration", type=float, default=3600.0, help="seconds in all; default: %(default)g")
+    chaos.add_argument("--yes", action="store_true", help="do not ask")
+    chaos.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    chaos.set_defaults(run=_chaos)
+
+
+def _chaos(options: argparse.Namespace) -> str:
+    from traincluster import chaos  # here, since it loads boto3
+
+    known = {fault.name: fault for fault in chaos.FAULTS}
+    if options.list:
+        return "\n".join(f"{fault.name:<16} {fault.summary}" for fault in chaos.FAULTS)
+    if options.random == (options.fault is not None):
+        raise ValueError("Name one fault, or give --random. traincluster chaos --list shows the faults.")
+    if options.faults and not options.random:
+        raise ValueError("--faults says what to choose from at random. Give --random too, or name one fault.")
+    names = [options.fault] if options.fault else (options.faults or ",".join(known)).split(",")
+    if unknown := [name for name in names if name not in known]:
+        raise ValueError(f"There is no fault {', '.join(map(repr, unknown))}. Allowed: {', '.join(known)}.")
+    for name, least in (("seconds", 0.0), ("every", 1.0), ("duration", 0.0)):
+        if not getattr(options, name) >= least:
+            shown = "for" if name == "duration" else name
+            raise ValueError(f"--{shown} is {getattr(options, name):g}. Allowed: {least:g} or more seconds.")
+    cluster = chaos.Cluster(options.stack, region=options.region)
+    faults = [known[name] for name in names]
+    what = f"one of {', '.join(names)} every {options.every:g} s for {options.duration:g} s" if options.random else names[0]
+    question = (
+        f"{options.stack} in {cluster.region}, account {cluster.account}, nodes {', '.join(cluster.nodes()) or 'none'}: {what}"
+    )
+    if options.dry_run:
+        return f"{question}. Nothing was done."
+    if not options.yes and input(f"{question}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise ValueError("Nothing was done.")
+    if options.random:
+        chaos.exercise(
+            cluster,
+            faults,
+            seed=options.seed,
+            every=options.every,
+            duration=options.duration,
+            seconds=options.seconds,
+            tell=lambda text: print(text, flush=True),
+        )
+        return "Done."
+    luck = random.Random(options.seed).random()
+    return chaos.make(cluster, faults[0], node=options.node, seconds=options.seconds, luck=luck)
 
 
 def _region() -> str | None:
