@@ -191,7 +191,6 @@ class TrainingJob:
             requirements=self.requirements,
             conda=self.conda,
             launcher=self.launcher,
-            numa=self.numa,
         )
         folder = self.source_folder
         if not self.requirements and not self.conda:

@@ -125,7 +125,6 @@ def test_conda_reaches_the_node_and_is_warned_of(tmp_path, source):
         ({"requirements": "requirements.txt", "conda": "environment.yml"}, "requirements and conda are set"),
         ({"container": "Not An Image"}, "names no image"),
         ({"container": "repository/train", "launcher": "mpirun"}, "the launcher is mpirun"),
-        ({"container": "repository/train", "numa": "node"}, "bound to no processors"),
         ({"container_python": "python3.12"}, "there is no container"),
         ({"container": "repository/train", "container_python": ""}, "container_python is empty"),
         ({"container": 7}, "container is 7. Allowed: text"),

@@ -98,7 +98,6 @@ class JobSpec:
                 requirements=self.requirements,
                 conda=self.conda,
                 launcher=self.launcher,
-                numa=self.numa,
             )
         ]:
             raise ConfigError(problems)

@@ -61,7 +61,6 @@ def software_problems(
     requirements: str,
     conda: str,
     launcher: str,
-    numa: str,
 ) -> Iterator[str]:
     """What is wrong with these settings of a job by themselves."""
     given = [name for name, value in (("container", container), ("requirements", requirements), ("conda", conda)) if value]
@@ -87,8 +86,6 @@ def software_problems(
             "container is set, but the launcher is mpirun: its daemons start the ranks on the node itself, and share memory and "
             "sockets with them, which a container cuts off. Use torchrun, or have the programs in the node's image."
         )
-    if numa not in ("auto", "none"):
-        yield f"numa is {numa!r}, but ranks in a container are bound to no processors. Leave numa out."
 
 
 def requirement_files(name: str, read: Callable[[str], str | None]) -> dict[str, str]:

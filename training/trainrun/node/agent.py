@@ -44,6 +44,7 @@ from trainrun.node.ready import Readiness
 from trainrun.node.replacements import Replacements, replace_or_end
 from trainrun.node.result import End, Result, digest
 from trainrun.node.software import Software
+from trainrun.node.software_step import prepare_software
 from trainrun.node.stalls import Stalls
 from trainrun.node.train import Train
 from trainrun.node.watch import DRILL_SECONDS, Regroup, Watch, Watched, watching
@@ -100,7 +101,7 @@ class Agent:
         self.metadata = metadata
         self.identity = identity
         self.events = events
-        self.python = os.environ.get("TRAINCLUSTER_PYTHON") or spec.job.python
+        self.software = Software(os.environ.get("TRAINCLUSTER_PYTHON") or spec.job.python)
         self.store = open_store(spec.run_location)
         self.group = Group(node=identity.node, region=spec.region)
         self.result = Result(store=self.store, node=identity.node, document=digest(spec), members=self.group.members)
@@ -151,17 +152,27 @@ class Agent:
                     attached=lambda: attached_volumes(node=self.identity.node, region=self.spec.region),
                 )
             leave_if_asked(self.places.stop_file)
+            with self.events.step("software") as report:
+                self.software, report.detail = prepare_software(
+                    self.spec,
+                    image=self.software,
+                    places=self.places,
+                    node=self.identity.node,
+                    store=open_store(self.spec.storage.location).child("software"),
+                )
+            leave_if_asked(self.places.stop_file)
             with self.events.step("check") as report:
                 found = check(
                     spec=self.spec,
-                    software=Software(self.python),
+                    software=self.software,
                     places=self.places,
                     node=self.identity.node,
                     store=self.store,
                     key=self.events.key,
                     send=self.events.send,
                 )
-                self.binding = bind(self.spec.job, self.spec.cluster, software=Software(self.python))
+                self.binding = bind(self.spec.job, self.spec.cluster, software=self.software)
+                self.software.clear()
                 report.detail = f"{told(found)}; {self.binding}"
         except StepFailed as failure:
             return self.unfit(str(failure))
@@ -263,7 +274,7 @@ class Agent:
         if self.spec.job.launcher == "mpirun":
             return mpi_launch(
                 self.spec,
-                python=self.python,
+                python=self.software.python,
                 places=self.places,
                 identity=self.identity,
                 meeting=meeting,
@@ -275,7 +286,7 @@ class Agent:
             )
         command = torchrun_command(
             self.spec,
-            python=self.python,
+            python=self.software.python,
             places=self.places,
             identity=self.identity,
             meeting=meeting,
@@ -283,17 +294,18 @@ class Agent:
             numa=self.binding.way,
         )
         log.info("Launching: %s", " ".join(command))
-        return TorchrunLaunch(command, environment=self.rank_environment(os.environ), places=self.places)
+        environment = self.rank_environment(os.environ)
+        return TorchrunLaunch(command, environment=environment, places=self.places, software=self.software)
 
     def rank_environment(self, base: Mapping[str, str]) -> dict[str, str]:
         """The environment of the ranks over ``base``."""
         return rank_environment(
             self.spec,
             places=self.places,
-            base=base,
+            base=self.software.environment(base),
             interface=interface_of(self.identity.address),
             processors=processors_here(),
-            libraries=[folder for folder in EFA_LIBRARY_FOLDERS if folder.is_dir()],
+            libraries=[folder for folder in EFA_LIBRARY_FOLDERS if folder.is_dir()] if self.software.sees_node else [],
         )
 
     def notices(self) -> Watch:

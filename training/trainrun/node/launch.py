@@ -13,6 +13,7 @@ from pathlib import Path
 
 from trainrun.node.places import Places
 from trainrun.node.processes import kill_descendants, ranks_below
+from trainrun.node.software import Software
 
 EXPLAINING_LINES = 12
 TAIL_BYTES = 16384
@@ -42,9 +43,13 @@ class Launch(abc.ABC):
 
     def signal_ranks(self, number: signal.Signals) -> None:
         """Send each rank of this node a signal; not what the ranks themselves have started."""
-        for rank in ranks_below(os.getpid()):
+        for rank in ranks_below(os.getpid(), *self._processes()):
             with suppress(ProcessLookupError):
                 os.kill(rank, number)
+
+    def _processes(self) -> list[int]:
+        """Processes of the launch that are no children of the agent's; theirs are not among them."""
+        return []
 
     @abc.abstractmethod
     def rank_exit_codes(self) -> list[int]:
@@ -84,8 +89,18 @@ class TorchrunLaunch(Launch):
 
     name = "torchrun"
 
-    def __init__(self, command: Sequence[str], *, environment: Mapping[str, str], places: Places) -> None:
+    def __init__(
+        self, command: Sequence[str], *, environment: Mapping[str, str], places: Places, software: Software | None = None
+    ) -> None:
+        """Args:
+        command: torchrun's, as its software knows it.
+        environment: of it and its ranks.
+        places: where things are on this node.
+        software: what it is run with; None is nothing besides the node's own.
+        """
         self._places = places
+        self._software = software or Software("")
+        command = self._software.command(command, environment)
         self._log_start = size_of(places.torchrun_log)
         self._process = start(command, environment=environment, places=places, log=places.torchrun_log)
 
@@ -96,6 +111,7 @@ class TorchrunLaunch(Launch):
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        self._software.clear()
         kill_descendants(os.getpid())  # ranks whose torchrun died are the agent's own children by now
 
     def exit_code(self) -> int | None:
@@ -106,9 +122,13 @@ class TorchrunLaunch(Launch):
         try:
             self._process.wait(timeout=grace)
         except subprocess.TimeoutExpired:
+            self._software.clear()
             kill_descendants(self._process.pid)
             self._process.kill()
             self._process.wait()
+
+    def _processes(self) -> list[int]:
+        return self._software.processes()
 
     def rank_exit_codes(self) -> list[int]:
         """As torchrun reported them."""

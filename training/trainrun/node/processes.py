@@ -31,14 +31,14 @@ def descendants(pid: int) -> list[int]:
     return found[1:]
 
 
-def ranks_below(pid: int) -> list[int]:
-    """The ranks among the processes below ``pid``: each is the first of its branch whose environment holds LOCAL_RANK.
+def ranks_below(*pids: int) -> list[int]:
+    """The ranks among the processes below ``pids``: each is the first of its branch whose environment holds LOCAL_RANK.
 
     What a rank starts inherits the variable, and a data loader that got a rank's signal would die of it.
     """
     parents = _parents()
     ranks = []
-    for process in descendants(pid):
+    for process in dict.fromkeys(process for pid in pids for process in descendants(pid)):
         above = parents.get(process)
         if _starts_with_rank(process) and not (above is not None and _starts_with_rank(above)):
             ranks.append(process)
