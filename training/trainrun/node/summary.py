@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
+from trainrun import goodput
 from trainrun.checkpoint.layout import commit_key, committed_steps, step_directory
 from trainrun.checkpoint.listing import list_checkpoints
 from trainrun.node.result import End
@@ -57,7 +58,7 @@ def summarize(store: Store, end: End, *, run: str) -> dict[str, Any]:
         "step": end.step,
         "steps": end.steps,
     }
-    for part in (_of_metrics, _of_events, _of_checkpoints, _of_failures):
+    for part in (_of_metrics, _of_events, _of_checkpoints, _of_failures, _of_time):
         try:
             summary |= part(store, end)
         except (StoreError, ValueError, KeyError, TypeError) as error:
@@ -127,6 +128,12 @@ def _of_failures(store: Store, end: End) -> dict[str, Any]:
         name: [store.locate(one.key) for one in store.list(f"{name}/") if one.modified > since]
         for name in ("failures", "replacements")
     }
+
+
+def _of_time(store: Store, _: End) -> dict[str, Any]:
+    """Where the time went: goodput, and each loss by its cause."""
+    found = goodput.of(store)
+    return {"goodput": None if found is None else found.to_mapping()}
 
 
 def _ended_before(store: Store, end: End) -> float:
