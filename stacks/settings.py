@@ -16,6 +16,8 @@ from aws_cdk import aws_logs as logs
 from stacks.storage_settings import EfsSettings, LustreSettings, VolumeSettings
 from traincluster import Capacity, EfaLayout, NodeImage, SshAccess, TrainingJob
 from traincluster.instances import instance_type
+from traincluster.notifications import check_email
+from traincluster.readiness import DEFAULT_MINUTES, Readiness
 from traincluster.retention import retention_of
 from traincluster.rules.image import OperatingSystem
 from trainrun.spec import (
@@ -24,6 +26,7 @@ from trainrun.spec import (
     Launcher,
     MonitoringSpec,
     Numa,
+    ReadinessWay,
     ShutdownSpec,
     StopSignal,
     TimeoutSpec,
@@ -124,10 +127,19 @@ class Settings:
     """How often nodes send metrics to the checkpoint bucket."""
     metrics_namespace: str = machine_metrics.NAMESPACE
     """CloudWatch namespace of the machines' metrics, which the image's CloudWatch agent sends; "" leaves that agent alone."""
+    notify: str | None = None
+    """E-mail address that is told when the run ends, however it does; null means nobody."""
+    readiness: Literal["none", "signal", "wait-condition"] = "none"
+    """Whether a deploy waits until min_nodes nodes have passed their checks, and how it hears of it (docs/nodes.md). A lack of
+    capacity then rolls the stack back."""
+    readiness_minutes: int | None = None
+    """For how long; null means 30. At most 60 for "signal", 720 for "wait-condition"."""
     on_success: WhenDone = "scale_to_zero"
     """What becomes of the nodes when the run has succeeded."""
     on_failure: WhenDone = "keep"
     """What becomes of them when it has failed."""
+    keep_minutes: int | None = 120
+    """For how long "keep" keeps them; null means until somebody ends them."""
     max_restarts: int = 20
     """Restarts of the job on one node before the run counts as failed."""
     same_failures: int = 2
@@ -189,10 +201,23 @@ class Settings:
         return EfaLayout(kind=self.efa_layout, device_index=self.efa_device_index)
 
     @property
+    def parsed_readiness(self) -> Readiness:
+        """How a deploy waits for its nodes."""
+        if self.readiness == "none":
+            if self.readiness_minutes is not None:
+                raise ConfigError(["readiness_minutes is set, but readiness is 'none', which waits for nothing. Leave it out."])
+            return Readiness.none()
+        if not self.start_nodes:
+            raise ConfigError([f"readiness is {self.readiness!r}, but start_nodes is false: there is no node to wait for."])
+        way: ReadinessWay = "signal" if self.readiness == "signal" else "wait_condition"
+        return Readiness(way=way, minutes=DEFAULT_MINUTES if self.readiness_minutes is None else self.readiness_minutes)
+
+    @property
     def shutdown(self) -> ShutdownSpec:
         return ShutdownSpec(
             on_success=self.on_success,
             on_failure=self.on_failure,
+            keep_minutes=self.keep_minutes,
             max_restarts=self.max_restarts,
             same_failures=self.same_failures,
             max_replacements=self.max_replacements,
@@ -205,6 +230,9 @@ class Settings:
             lambda: self.parsed_capacity,
             lambda: self.image,
             lambda: self.ssh,
+            lambda: self.shutdown,
+            lambda: self.parsed_readiness,
+            lambda: check_email(self.notify) if self.notify is not None else None,
             lambda: MonitoringSpec(namespace=self.metrics_namespace),
             lambda: self.log_retention,
             lambda: self.flow_log_retention,

@@ -11,7 +11,7 @@ from aws_cdk import aws_s3 as s3
 
 from constructs import Construct
 from stacks.settings import Settings
-from traincluster import CheckpointBucket, DatasetBucket, TrainingCluster, TrainingJob, TrainingNetwork
+from traincluster import CheckpointBucket, DatasetBucket, NotificationTopic, TrainingCluster, TrainingJob, TrainingNetwork
 from traincluster.access import forwarding_command, session_command
 from traincluster.mounts import FileSystem
 
@@ -74,6 +74,8 @@ class TrainingClusterStack(Stack):
             ssh=settings.ssh,
             log_retention=settings.log_retention,
             metrics_namespace=settings.metrics_namespace,
+            readiness=settings.parsed_readiness,
+            notify=NotificationTopic(self, "Notifications", email=settings.notify) if settings.notify is not None else None,
             job=TrainingJob(
                 run=settings.run,
                 source=settings.source,

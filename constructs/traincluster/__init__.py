@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from traincluster.job import TrainingJob
     from traincluster.lustre import DataRepository, LustreFileSystem
     from traincluster.network import TrainingNetwork
+    from traincluster.notifications import NotificationTopic
+    from traincluster.readiness import Readiness
     from traincluster.rules.report import acknowledge
     from traincluster.volumes import DataVolume
 
@@ -32,6 +34,8 @@ _HOMES = {
     "InstanceType": "instances",
     "LustreFileSystem": "lustre",
     "NodeImage": "image",
+    "NotificationTopic": "notifications",
+    "Readiness": "readiness",
     "SshAccess": "access",
     "TrainingCluster": "cluster",
     "TrainingJob": "job",
@@ -51,6 +55,8 @@ __all__ = [
     "InstanceType",
     "LustreFileSystem",
     "NodeImage",
+    "NotificationTopic",
+    "Readiness",
     "SshAccess",
     "TrainingCluster",
     "TrainingJob",

@@ -12,6 +12,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from aws_cdk import aws_s3 as s3
+from aws_cdk import aws_sns as sns
 
 from constructs import Construct
 from traincluster.access import SshAccess
@@ -34,9 +35,12 @@ from traincluster.mounts import FileSystem, attach_all, storage_findings, storag
 from traincluster.network import TrainingNetwork
 from traincluster.network_checks import check_network
 from traincluster.nodes import TERMINATION_HOOK, NodeTemplate, auto_scaling_group, launch_template, lifecycle_hook
+from traincluster.notifications import let_publish
 from traincluster.payload import pack
 from traincluster.permissions import admit_auto_scaling, grant_pull, grant_read, grant_read_write, node_role
 from traincluster.placement import place
+from traincluster.readiness import Readiness, ReadinessGate
+from traincluster.rules.ending import EndingFacts
 from traincluster.rules.engine import check
 from traincluster.rules.identity import IdentityFacts
 from traincluster.rules.report import known, report
@@ -90,6 +94,8 @@ class TrainingCluster(Construct):
         bandwidth_check: bool = False,
         log_retention: logs.RetentionDays = logs.RetentionDays.ONE_MONTH,
         metrics_namespace: str = machine_metrics.NAMESPACE,
+        readiness: Readiness | None = None,
+        notify: sns.ITopic | None = None,
     ) -> None:
         """Make the cluster.
 
@@ -125,6 +131,8 @@ class TrainingCluster(Construct):
             log_retention: how long the cluster's logs are kept.
             metrics_namespace: CloudWatch namespace of the machines' metrics (`trainrun.spec.machine_metrics` has their names),
                 which the image's CloudWatch agent sends; "" leaves that agent alone.
+            readiness: whether a deploy waits until nodes have passed their checks; None means that it does not.
+            notify: topic that hears when the run ends, however it does, such as a `NotificationTopic`; None means none.
 
         Raises:
             ValueError: something that could not run, with what to change.
@@ -142,11 +150,20 @@ class TrainingCluster(Construct):
                 "checkpoints", checkpoints, s3.BucketBase, "Make a CheckpointBucket, or adopt one: s3.Bucket.from_bucket_name."
             ),
             Argument("capacity", capacity, Capacity, "Capacity.parse('spot') reads the text of cluster.yaml.", optional=True),
+            Argument("readiness", readiness, Readiness, "Readiness.signal(timeout_minutes=30) waits for signals.", optional=True),
+            Argument(
+                "notify", notify, sns.TopicBase, "NotificationTopic(stack, 'Topic', email='someone@example.com').", optional=True
+            ),
             Argument("image", image, NodeImage, "NodeImage(ami='ami-...') is an image of your own.", optional=True),
         )
         self.instance_type = look_up(instance_type)
         self.capacity = capacity or Capacity.on_demand()
         _check_counts(nodes=nodes, min_nodes=min_nodes, processes_per_node=processes_per_node)
+        self.readiness = readiness or Readiness.none()
+        if self.readiness.way != "none" and not start_nodes:
+            raise ValueError(
+                f"readiness is {self.readiness.way!r}, but start_nodes is false: there is no node to wait for. Drop one."
+            )
         self.image = image or default_image(self.instance_type)
         interfaces = network_interfaces(self.instance_type, efa=use_efa(self.instance_type, efa), layout=efa_layout)
 
@@ -158,7 +175,7 @@ class TrainingCluster(Construct):
             ssh.allow(self.security_group)
         mountable = attach_all(self, file_systems, self.security_group)
         monitoring = MonitoringSpec(publish_seconds=job.publish_seconds, namespace=metrics_namespace)
-        for service in _services_used(checkpoints, file_systems, metrics_namespace, job):
+        for service in _services_used(checkpoints, file_systems, metrics_namespace, job, self.readiness, notify):
             network.add_endpoint(service)
         self.log_group = logs.LogGroup(self, "Logs", retention=log_retention, removal_policy=RemovalPolicy.DESTROY)
         self.role = node_role(
@@ -174,6 +191,8 @@ class TrainingCluster(Construct):
             grant_read_write(self.role, checkpoints, "software/*")
         if image_in_ecr := ecr_image(job.container):
             grant_pull(self.role, image_in_ecr)
+        if notify is not None:
+            let_publish(self.role, notify)
 
         holds = self.capacity.holds_terminations(termination_hook)
         payload = pack(job.source_folder)
@@ -200,10 +219,14 @@ class TrainingCluster(Construct):
                 instance_store=instance_store,
             ),
             timeouts=job.timeouts,
-            monitoring=replace(monitoring, log_group=self.log_group.log_group_name),
+            monitoring=replace(
+                monitoring, log_group=self.log_group.log_group_name, topic="" if notify is None else notify.topic_arn
+            ),
             shutdown=job.shutdown,
             payload_sha256=payload.sha256,
         )
+        gate = ReadinessGate(self, self.readiness)
+        self.run_spec = gate.spec(self.run_spec)
         placement = place(self, wanted=placement_group, capacity=self.capacity, instance_type=self.instance_type)
         resolved = resolve(self, self.image)
         root_gib = root_volume_size(self.instance_type, root_volume_gib)
@@ -233,8 +256,11 @@ class TrainingCluster(Construct):
             node=node,
             subnet=network.subnet,
             nodes=nodes,
+            min_nodes=cluster.nodes_min,
             start=start_nodes,
+            readiness=self.readiness,
         )
+        gate.close(self.auto_scaling_group, role=self.role, count=cluster.nodes_min)
         if holds:
             lifecycle_hook(self, "SaveAndLeave", group=self.auto_scaling_group, stop_grace=job.timeouts.stop_grace)
         schedule_drain(self, group=self.auto_scaling_group, capacity=self.capacity, own=self.instance_type)
@@ -245,6 +271,9 @@ class TrainingCluster(Construct):
             *job_facts(job, self.run_spec.cluster, memory_gib=self.instance_type.memory_gib),
             launcher_facts(job, self.image),
             binding_facts(job, self.run_spec.cluster),
+            EndingFacts(
+                shutdown=job.shutdown, instance_type=instance_type, has_accelerators=self.instance_type.accelerator is not None
+            ),
             software_facts(job, self.image, region=known(Stack.of(self).region), isolated=network.is_isolated),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),
         ):
@@ -324,11 +353,18 @@ def _identity_facts(
 
 
 def _services_used(
-    checkpoints: s3.IBucket, file_systems: Sequence[FileSystem], metrics_namespace: str, job: TrainingJob
+    checkpoints: s3.IBucket,
+    file_systems: Sequence[FileSystem],
+    metrics_namespace: str,
+    job: TrainingJob,
+    readiness: Readiness,
+    notify: sns.ITopic | None,
 ) -> list[str]:
     """The AWS services that a node calls only with these settings."""
     used = ["kms"] if checkpoints.encryption_key else []
     used += ["monitoring"] if metrics_namespace else []
+    used += ["cloudformation"] if readiness.way == "signal" else []  # a wait condition's URL is S3's, which has its own
+    used += ["sns"] if notify is not None else []
     used += ["ecr.api", "ecr.dkr"] if ecr_image(job.container) else []
     return [*used, "fsx"] if any(one.mount.type == "lustre" for one in file_systems) else used
 

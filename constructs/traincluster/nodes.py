@@ -11,6 +11,7 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 from traincluster.capacity import Capacity
 from traincluster.permissions import CLUSTER_TAG
+from traincluster.readiness import Readiness
 from trainrun.spec import hook_heartbeat
 
 MOST_REPLACED_AT_ONCE = 100
@@ -78,7 +79,9 @@ def auto_scaling_group(
     node: NodeTemplate,
     subnet: ec2.ISubnet,
     nodes: int,
+    min_nodes: int,
     start: bool,
+    readiness: Readiness,
 ) -> autoscaling.CfnAutoScalingGroup:
     """The group that keeps ``nodes`` nodes running in one subnet.
 
@@ -86,7 +89,7 @@ def auto_scaling_group(
     capacity does not fail the stack: CloudFormation waits for the least size only, and the group goes on trying. Without
     ``start`` the group begins at its least size, and no deploy changes its size. When a deploy changes
     the launch template, CloudFormation ends all nodes at once and the group starts new ones, which resume: nodes of an old
-    and a new version could not train together.
+    and a new version could not train together. With ``readiness`` by signal it waits for as many of them as training needs.
     """
     version = autoscaling.CfnAutoScalingGroup.LaunchTemplateSpecificationProperty(
         launch_template_id=template.ref, version=template.attr_latest_version_number
@@ -109,11 +112,17 @@ def auto_scaling_group(
             )
         ],
     )
+    waits = readiness.way == "signal"
     group.cfn_options.update_policy = CfnUpdatePolicy(
         auto_scaling_rolling_update=CfnAutoScalingRollingUpdate(
-            min_instances_in_service=0, max_batch_size=min(nodes, MOST_REPLACED_AT_ONCE)
+            min_instances_in_service=0,
+            max_batch_size=min(nodes, MOST_REPLACED_AT_ONCE),
+            wait_on_resource_signals=True if waits else None,
+            pause_time=readiness.duration if waits else None,
+            min_successful_instances_percent=100 * min_nodes // nodes if waits else None,
         )
     )
+    group.cfn_options.creation_policy = readiness.creation_policy(count=min_nodes)
     Validations.of(group).acknowledge(
         Acknowledgment(
             id="AwsSolutions-AS3",

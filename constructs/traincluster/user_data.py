@@ -29,6 +29,9 @@ REFERENCE_BYTES = 400
 """The most that one reference can become. The longest is a log group's name that CloudFormation makes: a stack name of up
 to 128 characters, a logical id of up to 255, and a suffix. Bucket names have at most 63, regions fewer."""
 
+READINESS_URL_BYTES = 1000
+"""The most that the presigned URL of a wait condition's handle can become: it names the stack, and is signed."""
+
 _REFERENCE = re.compile(r"\$\{Token\[[A-Za-z0-9:._-]+\]\}")
 """How the CDK writes a reference into text until the template is made. Nothing in it means anything to a shell."""
 
@@ -109,14 +112,15 @@ def place_user_data(scope: Construct, spec: RunSpec, payload: Payload, *, reader
         reader: who reads the asset.
     """
     inline = render(spec, payload)
-    size = most_bytes(inline)
+    url = READINESS_URL_BYTES - REFERENCE_BYTES if spec.readiness.url else 0
+    size = most_bytes(inline) + url
     if size <= LIMIT_BYTES:
         _tell(scope, f"The payload travels inside the user data, which is {size:,} of at most {LIMIT_BYTES:,} bytes long.")
         return inline
     asset = _asset(scope, payload)
     grant_read(reader, asset.bucket, asset.s3_object_key)
     document = render(spec, payload, bucket=asset.s3_bucket_name, key=asset.s3_object_key)
-    report(scope, check(UserDataFacts(most_bytes=most_bytes(document))))
+    report(scope, check(UserDataFacts(most_bytes=most_bytes(document) + url)))
     _tell(
         scope,
         f"The payload ({len(payload.archive):,} bytes) is an asset on S3: with it the user data would be {size:,} bytes long, "

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from stacks.settings import Settings, read_settings
 from stacks.storage_settings import EfsSettings, LustreSettings, VolumeSettings
-from traincluster import Capacity, EfaLayout, SshAccess
+from traincluster import Capacity, EfaLayout, Readiness, SshAccess
 from trainrun.spec import ConfigError, TimeoutSpec
 
 ROOT = Path(__file__).parents[2]
@@ -98,6 +98,10 @@ def test_the_default_file_is_a_cpu_cluster_that_trains_the_bundled_gpt():
         ("publish_seconds", "5", 5.0),
         ("on_success", "keep", "keep"),
         ("on_failure", "scale_to_zero", "scale_to_zero"),
+        ("keep_minutes", "null", None),
+        ("keep_minutes", "600", 600),
+        ("notify", "someone@example.com", "someone@example.com"),
+        ("readiness", "wait-condition", "wait-condition"),
         ("max_restarts", "3", 3),
         ("same_failures", "3", 3),
         ("max_replacements", "0", 0),
@@ -113,7 +117,7 @@ def test_every_setting_can_be_given_on_the_command_line(name, text, value):
 def test_every_setting_is_in_the_test_above_or_needs_files():
     (mark,) = [mark for mark in test_every_setting_can_be_given_on_the_command_line.pytestmark if mark.name == "parametrize"]
     tested = {case[0].partition(".")[0] for case in mark.args[1]}
-    elsewhere = {"source", "entry_point", "training", "python", "root_device", "ssh_from", "ssh_key_pair"}
+    elsewhere = {"source", "entry_point", "training", "python", "root_device", "ssh_from", "ssh_key_pair", "readiness_minutes"}
     assert tested | elsewhere == {field.name for field in dataclasses.fields(Settings)}
 
 
@@ -298,3 +302,23 @@ def test_a_deepspeed_file_lies_beside_the_settings_file(tmp_path):
     file.write_text("run: r\ninstance_type: p4d.24xlarge\nnodes: 1\ndata: corpus\ntraining:\n  deepspeed: ds.json\n")
     settings = read_settings({}, default_file=file)
     assert settings.training["deepspeed"] == {"zero_optimization": {"stage": 3}}
+
+
+@pytest.mark.parametrize(
+    ("context", "problem"),
+    [
+        ({"readiness_minutes": "9"}, "readiness is 'none', which waits for nothing"),
+        ({"readiness": "signal", "start_nodes": "false"}, "start_nodes is false: there is no node to wait for"),
+        ({"readiness": "signal", "readiness_minutes": "61"}, "Allowed for 'signal': 1 to 60"),
+        ({"notify": "nobody"}, "Give an e-mail address"),
+        ({"keep_minutes": "0"}, "keep_minutes is 0"),
+    ],
+)
+def test_ends_and_readiness_that_cannot_be_are_refused(context, problem):
+    with pytest.raises(ConfigError, match=problem):
+        read(context)
+
+
+def test_the_time_to_wait_follows_the_setting():
+    assert read({"readiness": "wait-condition"}).parsed_readiness == Readiness.wait_condition(timeout_minutes=30)
+    assert read({"readiness": "signal", "readiness_minutes": "50"}).parsed_readiness == Readiness.signal(timeout_minutes=50)

@@ -29,11 +29,13 @@ class Synthesized:
     """A stack with one cluster in it, made into a template."""
 
     def __init__(self, outdir: Path, **arguments: Any) -> None:
-        """Arguments are those of TrainingCluster; `network` is a mapping of TrainingNetwork's."""
+        """Arguments are those of TrainingCluster; `network` is a mapping of TrainingNetwork's, `notify` makes a topic."""
         network = arguments.pop("network", {})
         settings = {"instance_type": "c7i.2xlarge", "nodes": 2, "job": JOB, **arguments}
         self.stack = cdk.Stack(cdk.App(context=flags(), outdir=str(outdir)), "Stack")
         self.bucket = CheckpointBucket(self.stack, "Checkpoints")
+        if "notify" in settings:
+            settings["notify"] = settings["notify"](self.stack)
         self.cluster = TrainingCluster(
             self.stack,
             "Cluster",
