@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from trainrun import stacks
@@ -18,8 +19,9 @@ class Pulse:
         self._began = self._own = 0.0
         self._arrived = False
         if state_directory is not None:
-            self._file = ProgressFile(state_directory, rank)
-            stacks.tell_on_signal(state_directory, rank)
+            with suppress(OSError):  # a disk that is full: nobody is told then, and training goes on
+                stacks.tell_on_signal(state_directory, rank)
+                self._file = ProgressFile(state_directory, rank)
 
     def begin(self, step: int) -> None:
         """A step begins."""

@@ -47,6 +47,8 @@ cloud_init_modules: [bootcmd, write-files]
 cloud_config_modules: [runcmd]
 cloud_final_modules: [write-files-deferred, scripts-per-once, scripts-per-boot, scripts-per-instance, scripts-user, final-message]
 """
+VAR_LIB_BYTES = 384 * 2**20
+"""Size of a node's /var/lib, where programs keep what outlives them."""
 _CLOUD_LOGGING = """\
 # Everything into the log, warnings alone onto the console, as in the packages of the distributions.
 _log:
@@ -99,6 +101,9 @@ def build(
     new, shims = root / "root", root / "shims"
     for name in _FOLDERS:
         (new / name).mkdir(parents=True)
+    # A disk of its own, so that one that is full fills neither the machine's memory nor the rest of the node.
+    (new / "var/lib").mkdir(parents=True, exist_ok=True)
+    ns.mount("tmpfs", new / "var/lib", "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, f"mode=755,size={VAR_LIB_BYTES}")
     for name, mode in (("root", 0o700), ("tmp", 0o1777), ("var/tmp", 0o1777)):
         (new / name).mkdir()
         (new / name).chmod(mode)

@@ -54,6 +54,23 @@ def test_each_step_is_started_and_done(tmp_path, store):
     assert path.read_bytes() == store.get("nodes/i-0123.jsonl")
 
 
+def test_a_disk_that_is_full_keeps_no_event_from_the_store(tmp_path, store, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with Events(identity=IDENTITY, path=tmp_path / "e", store=store) as events:
+        monkeypatch.setattr("trainrun.node.events.write_whole", full)
+        events.report("watch", "done", detail="heard")
+    assert [line["detail"] for line in lines_of(store)] == ["heard"]
+
+
+def test_an_agent_that_starts_again_goes_on_with_its_events(tmp_path, store):
+    for detail in ("first", "second"):
+        with Events(identity=IDENTITY, path=tmp_path / "e", store=store) as events:
+            events.report("watch", "done", detail=detail)
+    assert [line["detail"] for line in lines_of(store)] == ["first", "second"]
+
+
 def test_a_failed_step_says_why_and_goes_on_failing(tmp_path, store):
     with Events(identity=IDENTITY, path=tmp_path / "e", store=store) as events:
         with pytest.raises(StepFailed), events.step("check"):

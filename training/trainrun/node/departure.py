@@ -11,6 +11,7 @@ from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainrun.node.files import write_whole
 from trainrun.node.group import Group
 from trainrun.node.metadata import MetadataError
 from trainrun.node.notices import Ask, Notice, is_terminating
@@ -22,13 +23,6 @@ TELLING_SECONDS = 600.0
 """For the group to take word that this node is to be replaced; then EC2's own end of the instance has to do."""
 
 log = logging.getLogger(__name__)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Write a file that ranks may read at any moment: all of it is there, or nothing."""
-    new = file.with_suffix(".new")
-    new.write_text(text, encoding="utf-8")
-    new.replace(file)
 
 
 def leave_if_asked(stop_file: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Literal
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainrun.node.files import write_whole
 from trainrun.node.log_stream import LogStream
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
@@ -53,6 +54,7 @@ class Events:
         self._unlogged: list[tuple[float, str]] = []
         self._identity = identity
         self._path = path
+        self._text = path.read_text(encoding="utf-8") if path.exists() else ""
         self._store = store
         self.key = f"nodes/{identity.node}.jsonl"
         self._writing = threading.Lock()
@@ -85,9 +87,13 @@ class Events:
             self.failed_step = step
         log.log(logging.ERROR if state == "failed" else logging.INFO, "%s %s %s", step, state, detail)
         text = json.dumps(line)
-        with self._writing, self._path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        with self._writing:
+            self._text += text + "\n"
             self._unlogged.append((time.time(), text))
+            try:
+                write_whole(self._path, self._text)
+            except OSError as error:  # a disk that is full: the store has them all the same
+                log.warning("%s cannot be written: %s", self._path, error)
         self._unsent.set()
 
     @contextmanager
@@ -117,7 +123,7 @@ class Events:
         """
         with self._sending:  # else an older file could arrive after a newer one
             self._unsent.clear()
-            self._store.put(self.key, self._path.read_bytes())
+            self._store.put(self.key, self._text.encode())
             self._log_new_lines()
 
     def _log_new_lines(self) -> None:

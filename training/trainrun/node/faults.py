@@ -19,7 +19,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 from trainrun.node.commands import run
-from trainrun.node.departure import write_whole
+from trainrun.node.files import write_whole
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
 from trainrun.node.processes import ranks_below

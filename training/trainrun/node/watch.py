@@ -13,8 +13,9 @@ from typing import Protocol
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainrun.node.comparison import Comparison
-from trainrun.node.departure import Departure, write_whole
+from trainrun.node.departure import Departure
 from trainrun.node.events import Events
+from trainrun.node.files import write_whole
 from trainrun.node.meet import Meet, Meeting, Silence
 from trainrun.node.metadata import MetadataError
 from trainrun.node.metric_files import MetricFiles
