@@ -19,14 +19,16 @@ from trainrun.store import StoreError
 class Group:
     """Remembers what it is asked, after as many failures."""
 
-    def __init__(self, failures=0):
+    def __init__(self, failures=0, code="Throttling"):
+        self.code = code
         self.failures = failures
         self.asked = []
 
     def replace_me(self, reason):
         if self.failures:
             self.failures -= 1
-            raise ClientError({"Error": {"Code": "Throttling", "Message": "slow down"}}, "SetInstanceHealth")
+            answer = {"Error": {"Code": self.code, "Message": "no"}, "ResponseMetadata": {"HTTPStatusCode": 400}}
+            raise ClientError(answer, "SetInstanceHealth")
         self.asked.append(reason)
 
 
@@ -94,6 +96,13 @@ def test_a_group_that_never_answers_leaves_the_node_with_word_on_its_console(unf
     monkeypatch.setattr(replacements, "CONSOLE", tmp_path / "console")
     assert unfit("i-1", group=Group(failures=9)) is None
     assert "i-1 is not fit and stays, because its group does not hear it" in (tmp_path / "console").read_text()
+
+
+@pytest.mark.parametrize("code", ["AccessDenied", "ValidationError"])
+def test_a_refusal_for_good_is_not_asked_again(code, unfit, caplog):
+    group = Group(failures=1, code=code)
+    assert unfit("i-1", group=group) is None
+    assert not group.asked and f"({code})" in caplog.text
 
 
 def test_a_node_that_cannot_be_counted_stays_and_is_not_replaced(unfit, monkeypatch, tmp_path):

@@ -60,11 +60,12 @@ def make_node(root, *, python):
     (root / "opt/traincluster/payload/trainrun").symlink_to(package)
 
 
-def test_start_leaves_a_supervised_agent_behind_that_does_not_repeat_a_failed_check(tmp_path, fake_metadata):
+def test_start_leaves_a_supervised_agent_behind_that_does_not_repeat_a_failed_check(tmp_path, fake_metadata, aws):
     make_node(tmp_path, python="/nonexistent/python")
     metadata = fake_metadata(instance_id="i-0123", local_ipv4="127.0.0.1")
     environment = {
         **os.environ,
+        "AWS_ENDPOINT_URL": aws.endpoint,
         "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata.endpoint,
         "TRAINCLUSTER_ROOT": str(tmp_path),
         "PYTHONPATH": str(tmp_path / "opt/traincluster/payload"),
@@ -82,10 +83,12 @@ def test_start_leaves_a_supervised_agent_behind_that_does_not_repeat_a_failed_ch
     assert [(e["step"], e["state"]) for e in events] == [
         ("prepare", "started"),
         ("prepare", "done"),
+        ("software", "started"),
+        ("software", "done"),
         ("check", "started"),
         ("check", "failed"),
     ]
-    assert events[-1]["detail"].startswith("/nonexistent/python cannot be run: ")
+    assert events[-1]["detail"].startswith("torch: /nonexistent/python cannot be run to import torch: ")
 
 
 def _lives(pid):

@@ -62,7 +62,7 @@ def check(
     results += run_checks(
         [
             *machine_checks(spec.cluster),
-            *([Check("torch", partial(check_python, software, spec.cluster))] if needs_torch(spec.job) else []),
+            Check("torch", lambda: check_python(software, spec.cluster) if needs_torch(spec.job) else "no torch needed"),
             Check("launcher", partial(check_launcher, spec.job, python=software.python)),
             *disk_checks(spec, places=places, node=node),
             Check("clock", lambda: check_clock(s3_endpoint(spec))),

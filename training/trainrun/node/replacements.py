@@ -28,6 +28,8 @@ SHOWN_CHARACTERS = 500
 REQUEST_SECONDS = 300.0
 """For the group to take word that this node is to be replaced."""
 RETRY_SECONDS = 5.0
+BUSY = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "ResourceContention")
+"""Refusals that pass."""
 CONSOLE = Path("/dev/console")
 """EC2 keeps what is written there, and shows it as the instance's system log."""
 
@@ -96,13 +98,21 @@ def replace_or_end(reason: str, *, node: str, replacements: Replacements, group:
         try:
             group.replace_me(reason)
         except (BotoCoreError, ClientError) as error:
-            if time.monotonic() > give_up:
+            if _is_final(error) or time.monotonic() > give_up:
                 tell_console(f"{node} is not fit and stays, because its group does not hear it: {error}\n{reason}", places=places)
                 return None
             log.exception("The group could not be told to replace this node; trying again.")
             time.sleep(RETRY_SECONDS)
         else:
             return None
+
+
+def _is_final(error: BotoCoreError | ClientError) -> bool:
+    """Whether another try would be refused likewise: there is no such right, or the instance is in no group."""
+    if not isinstance(error, ClientError):
+        return False
+    status = error.response["ResponseMetadata"]["HTTPStatusCode"]
+    return 400 <= status < 500 and error.response["Error"]["Code"] not in BUSY
 
 
 def tell_console(text: str, *, places: Places) -> None:
