@@ -44,6 +44,18 @@ node, address = (ask("meta-data/" + path, **token) for path in ("instance-id", "
 
 import boto3
 
+ready, word = run.get("readiness", {}), {"Status": "FAILURE", "UniqueId": node, "Reason": reason[:800], "Data": "bootstrap"}
+try:
+    if "url" in ready:
+        word = json.dumps(word).encode()
+        urllib.request.urlopen(urllib.request.Request(ready["url"], word, {"Content-Type": ""}, method="PUT"), timeout=10)
+    elif ready:
+        boto3.client("cloudformation", region_name=run["region"]).signal_resource(
+            StackName=ready["stack"], LogicalResourceId=ready["resource"], UniqueId=node + "/bootstrap", Status="FAILURE"
+        )
+except Exception as error:
+    print(f"traincluster: the stack was not told: {error}")
+
 bucket, _, prefix = run["storage"]["location"].removeprefix("s3://").rstrip("/").partition("/")
 folder = "/".join([prefix, run["run"], ""]).lstrip("/")
 s3 = boto3.client("s3", region_name=run["region"])
