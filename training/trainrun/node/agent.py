@@ -21,6 +21,7 @@ from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
 from trainrun.node.comparison import Comparison
 from trainrun.node.departure import Departure, leave_if_asked
+from trainrun.node.dumps import dump_ranks
 from trainrun.node.environment import EFA_LIBRARY_FOLDERS, processors_here, rank_environment
 from trainrun.node.events import Events
 from trainrun.node.finish import asked_to_end, finish, kept_text
@@ -335,7 +336,13 @@ class Agent:
         state, node = self.places.state, self.identity.node
         return Watched(
             regroup=Regroup(meet=meet, meeting=meeting),
-            stalls=Stalls(state=state, store=self.store, node=node, no_progress=self.spec.timeouts.no_progress),
+            stalls=Stalls(
+                state=state,
+                store=self.store,
+                node=node,
+                no_progress=self.spec.timeouts.no_progress,
+                dump=lambda folder: dump_ranks(folder, besides=self.software.processes()),
+            ),
             comparison=Comparison(state=state, store=self.store, node=node, meeting=meeting, events=self.events),
         )
 

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,13 +43,14 @@ class Dump:
         return STATES.get(self.state, "")
 
 
-def dump_ranks(state: Path) -> list[Dump]:
+def dump_ranks(state: Path, *, besides: Sequence[int] = ()) -> list[Dump]:
     """State and stacks of all ranks below this process, in the order of their numbers. Takes up to `STACK_SECONDS`.
 
     Args:
         state: $TRAINRUN_STATE, where the ranks write their stacks.
+        besides: other processes below which there are ranks.
     """
-    ranks = {_rank_of(pid): pid for pid in ranks_below(os.getpid())}
+    ranks = {_rank_of(pid): pid for pid in ranks_below(os.getpid(), *besides)}
     before = {rank: _size(state / stacks.FOLDER / str(rank)) for rank in ranks}
     asked = {rank for rank, pid in ranks.items() if _tells(pid) and _ask(pid)}
     deadline = time.monotonic() + STACK_SECONDS
