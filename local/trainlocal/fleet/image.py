@@ -47,7 +47,7 @@ cloud_init_modules: [bootcmd, write-files]
 cloud_config_modules: [runcmd]
 cloud_final_modules: [write-files-deferred, scripts-per-once, scripts-per-boot, scripts-per-instance, scripts-user, final-message]
 """
-VAR_LIB_BYTES = 384 * 2**20
+VAR_LIB_BYTES = 1280 * 2**20
 """Size of a node's /var/lib, where programs keep what outlives them."""
 _CLOUD_LOGGING = """\
 # Everything into the log, warnings alone onto the console, as in the packages of the distributions.

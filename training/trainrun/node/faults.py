@@ -25,7 +25,7 @@ from trainrun.node.places import Places
 from trainrun.node.processes import ranks_below
 
 METADATA_ADDRESS = "169.254.169.254"
-FILL_LIMIT = 512 * 2**20
+FILL_LIMIT = 1536 * 2**20
 """Bytes that are written into a file system in memory at most: it is the machine's memory that is filled."""
 LEFT_FREE = 2**20
 """Bytes that a full disk has left: none would be no different, and some programs cannot even be ended then."""
