@@ -38,7 +38,7 @@ def test_a_disk_that_gives_back_something_else(tmp_path, monkeypatch):
         check_disk(tmp_path, node="i-1")
 
 
-def test_too_little_room(tmp_path):
+def test_a_root_disk_that_is_nearly_full_is_found_before_training(tmp_path):  # ADT issue 127
     with pytest.raises(StepFailed, match=r"GiB free, and 1e\+09 GiB are needed"):
         check_disk(tmp_path, node="i-1", least_free=10**9 * 1024**3)
 
