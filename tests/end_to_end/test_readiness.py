@@ -24,7 +24,7 @@ source: project
 entry_point: train.py
 on_success: keep
 termination_hook: false
-readiness_minutes: 3
+readiness_minutes: 1
 """
 
 
@@ -69,8 +69,8 @@ def test_a_deploy_waits_for_the_checks_and_tells_the_step_that_failed(settings, 
         assert [line["detail"] for line in lines if line["step"] == "ready"] == ["the stack's wait condition was sent SUCCESS"]
         assert [name for name, status, _ in events() if "Ready" in name and status == "CREATE_COMPLETE"]
 
-        # Nodes that find no Open MPI do not pass their checks.
-        failed = deploy("readiness=signal", "launcher=mpirun", "environment.PATH=/nowhere")
+        # Nodes that have no GPU here do not pass their checks.
+        failed = deploy("readiness=signal", "instance_type=g4dn.xlarge")
         assert failed.returncode != 0
         assert formation.describe_stacks(StackName=STACK)["Stacks"][0]["StackStatus"] == "UPDATE_ROLLBACK_COMPLETE"
         signals = [reason for _, _, reason in events() if reason.startswith("Received FAILURE signal with UniqueId i-")]
@@ -78,7 +78,7 @@ def test_a_deploy_waits_for_the_checks_and_tells_the_step_that_failed(settings, 
         assert any("Received 1 FAILURE signal(s) out of 1" in reason for _, _, reason in events())
 
         # The other way says the reason itself.
-        failed = deploy("readiness=wait-condition", "launcher=mpirun", "environment.PATH=/nowhere")
+        failed = deploy("readiness=wait-condition", "instance_type=g4dn.xlarge")
         assert failed.returncode != 0
         (said,) = [reason for _, _, reason in events() if reason.startswith("WaitCondition received failed message: 'check: ")]
-        assert "mpirun" in said
+        assert "GPU" in said or "nvidia" in said

@@ -111,4 +111,5 @@ class CloudServer:
             raise ValueError("the descriptor passed is not a listening TCP socket")
         address = "{}:{}".format(*passed.getsockname()[:2])
         self.serve(passed)
+        self.application.clients.endpoint = f"http://{address}"  # where nodes with a network of their own reach it
         return address
