@@ -15,6 +15,7 @@ from typing import Any
 
 from trainlocal.environment import cdk_environment, cloud_environment, inherited
 from trainlocal.fleet.control import ask
+from trainlocal.fleet.imds import Failure
 from trainlocal.fleet.places import Places
 from trainlocal.fleet.plain import MARK
 from trainlocal.fleet.tiers import Tier
@@ -110,6 +111,22 @@ class Local:
     def set_metadata(self, instance_id: str, path: str, content: str | None) -> None:
         """Set or (None) remove an item of a node's metadata, for example `meta-data/spot/instance-action`."""
         self._ask({"do": "metadata", "instance_id": instance_id, "path": path, "content": content})
+
+    def fail_metadata(self, instance_id: str, how: Failure | None) -> None:
+        """Have a node's metadata service answer each request with 500 ("error") or none ("silence"), or (None) work again."""
+        self._ask({"do": "fail_metadata", "instance_id": instance_id, "how": how})
+
+    def run(self, instance_id: str, script: str, *, seconds: float = 60.0) -> str:
+        """Run a shell script as root of a node. Returns its standard output.
+
+        Raises:
+            LocalError: it failed, or ran for longer; the text has what it said.
+        """
+        done = self._ask({"do": "run", "instance_id": instance_id, "script": script, "seconds": seconds})
+        if done["code"] != 0:
+            how = f"more than {seconds:g} s" if done["code"] is None else f"exit code {done['code']}"
+            raise LocalError(f"a script on {instance_id} ended with {how}: {done['stderr'].strip() or done['stdout'].strip()}")
+        return str(done["stdout"])
 
     def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
         try:

@@ -194,7 +194,7 @@ class Fleet:
             member.node.close()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Answer a request from outside: {"do": "nodes" | "kill" | "metadata" | "run", ...}."""
+        """Answer a request from outside: {"do": "nodes" | "kill" | "metadata" | "fail_metadata" | "run", ...}."""
         if request["do"] == "run":
             with self._lock:
                 command = self._node(request["instance_id"]).command(request["script"])
@@ -208,8 +208,12 @@ class Fleet:
                 node.kill()
             elif action == "metadata":
                 node.metadata.set(request["path"], request["content"])
+            elif action == "fail_metadata":
+                node.metadata.fail(request["how"])
             else:
-                raise ValueError(f"the fleet knows no request {action!r}; it answers nodes, kill, metadata and run")
+                raise ValueError(
+                    f"the fleet knows no request {action!r}; it answers nodes, kill, metadata, fail_metadata and run"
+                )
             return {}
 
     def _node(self, instance_id: str) -> RunningNode:

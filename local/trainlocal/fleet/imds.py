@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Literal, get_args
 
 from trainlocal.fleet.instances import Instance
 
@@ -28,6 +29,8 @@ LIFECYCLE = "meta-data/autoscaling/target-lifecycle-state"
 """What the instance's group wants of it: "InService", or "Terminated" from when it has decided to end it."""
 
 Item = str | bytes | Callable[[], str]
+Failure = Literal["error", "silence"]
+"""How the service fails: each request is answered with 500, or not at all."""
 
 
 def _iso(moment: datetime) -> str:
@@ -111,6 +114,9 @@ class MetadataServer:
         self._items = dict(items)
         self._tokens: dict[str, float] = {}
         self._lock = threading.Lock()
+        self._works = threading.Event()
+        self._works.set()
+        self.failure: Failure | None = None
         self.port: int = listener.getsockname()[1]
         self._server = _HttpServer(listener, self)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.2}, daemon=True).start()
@@ -122,6 +128,24 @@ class MetadataServer:
                 self._items.pop(path, None)
             else:
                 self._items[path] = content
+
+    def fail(self, how: Failure | None) -> None:
+        """Fail from now on, in this way, or (None) work again. What has been asked meanwhile stays without an answer.
+
+        Raises:
+            ValueError: no such way.
+        """
+        if how not in (None, *get_args(Failure)):
+            raise ValueError(f"the metadata service cannot fail by {how!r}; it knows {', '.join(get_args(Failure))}")
+        self.failure = how
+        if how == "silence":
+            self._works.clear()
+        else:
+            self._works.set()
+
+    def wait_while_silent(self) -> None:
+        """Return when there is no silence any more."""
+        self._works.wait()
 
     def new_token(self, lifetime: int) -> str:
         """A session token that is valid for `lifetime` seconds."""
@@ -158,6 +182,7 @@ class MetadataServer:
 
     def close(self) -> None:
         """Stop serving and close the socket."""
+        self._works.set()
         self._server.shutdown()
         self._server.server_close()
 
@@ -177,6 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
     server: _HttpServer
 
     def do_PUT(self) -> None:
+        if self.server.metadata.failure is not None:
+            return self._fail()
         if self.path != "/latest/api/token":
             return self._answer(404)
         if self.headers.get("X-Forwarded-For"):
@@ -187,6 +214,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, self.server.metadata.new_token(int(lifetime)).encode(), {LIFETIME_HEADER: lifetime})
 
     def do_GET(self) -> None:
+        if self.server.metadata.failure is not None:
+            return self._fail()
         if not self.server.metadata.is_valid(self.headers.get(TOKEN_HEADER)):
             return self._answer(401)
         version, _, path = self.path.lstrip("/").partition("/")
@@ -196,6 +225,13 @@ class _Handler(BaseHTTPRequestHandler):
         is_dated = len(version) == 10 and version.replace("-", "").isdigit()
         content = self.server.metadata.content(path) if version == "latest" or is_dated else None
         return self._answer(404) if content is None else self._answer(200, content)
+
+    def _fail(self) -> None:
+        if self.server.metadata.failure == "error":
+            self._answer(500)
+        else:
+            self.server.metadata.wait_while_silent()
+            self.close_connection = True
 
     def _answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         self.send_response(status)

@@ -14,7 +14,7 @@ import boto3
 
 import trainlocal
 
-SERVICES = ("ec2", "iam", "autoscaling", "s3")
+SERVICES = ("ec2", "iam", "autoscaling", "s3", "ssm")
 USER_DATA = """\
 #!/bin/bash
 set -eu
@@ -162,6 +162,22 @@ def two_running(local, without=""):
     return nodes if len(nodes) == 2 and all(node.instance_id != without for node in nodes) else None
 
 
+def by_systems_manager(clients, node, script, *, wait=True):
+    """What Systems Manager says of a script on a node."""
+    ssm = clients["ssm"]
+    parameters = {"commands": script.splitlines()}
+    sent = ssm.send_command(DocumentName="AWS-RunShellScript", InstanceIds=[node], Parameters=parameters)["Command"]["CommandId"]
+    if not wait:
+        return None
+
+    def ended():
+        found = ssm.get_command_invocation(CommandId=sent, InstanceId=node)
+        return found if found["Status"] not in ("Pending", "InProgress") else None
+
+    found = wait_for(ended, 20, "a command on a node")
+    return {name: found[name] for name in ("Status", "ResponseCode", "StandardOutputContent", "StandardErrorContent")}
+
+
 def main(directory, tier):
     with trainlocal.start(Path(directory), tier) as local:
         os.environ.update(local.environment())
@@ -178,8 +194,15 @@ def main(directory, tier):
             "pids_exist": [Path(f"/proc/{node.pid}").exists() for node in first],
             "logs": sorted(path.name for path in first[0].logs.iterdir()),
         }
-        killed = first[0].instance_id
-        local.kill(killed)
+        killed, survivor = (node.instance_id for node in first)
+        seen["managed"] = [
+            node["InstanceId"] for node in clients["ssm"].describe_instance_information()["InstanceInformationList"]
+        ]
+        script = 'cd "${TRAINCLUSTER_ROOT:-/}"\npwd\necho "no such thing" >&2\nexit 3'
+        seen["said"] = by_systems_manager(clients, survivor, script)
+        seen["leaves"] = by_systems_manager(clients, survivor, "sleep 60 & echo left")
+        by_systems_manager(clients, survivor, "sleep 60", wait=False)  # the fleet is not kept by it
+        clients["ec2"].terminate_instances(InstanceIds=[killed], SkipOsShutdown=True)
         after = wait_for(lambda: two_running(local, without=killed), 60, "the replacement to run")
         (replacement,) = {node.instance_id for node in after} - {node.instance_id for node in first}
         seen["greeted"][replacement] = written_by(clients, replacement + "-greeted")

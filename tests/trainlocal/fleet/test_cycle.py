@@ -22,6 +22,13 @@ def test_nodes_boot_are_replaced_and_end(runner, seen):
     first, second = seen["facts"]
     assert seen["greeted"][first] == second and seen["greeted"][second] == first  # they reach each other
 
+    assert sorted(seen["managed"]) == sorted(seen["facts"])
+    root = "/" if runner.tier != "plain" else str(runner.directory / "local")
+    assert (seen["said"]["Status"], seen["said"]["ResponseCode"]) == ("Failed", 3)
+    assert seen["said"]["StandardOutputContent"].startswith(root)
+    assert seen["said"]["StandardErrorContent"] == "no such thing\n"
+    assert (seen["leaves"]["Status"], seen["leaves"]["StandardOutputContent"]) == ("Success", "left\n")
+
     (replacement,) = set(seen["after_kill"]) - set(seen["facts"])
     survivor = ({first, second} - {seen["killed"]}).pop()
     assert set(seen["after_kill"]) == {survivor, replacement}

@@ -124,3 +124,18 @@ def test_ela_09_a_spot_notice_appears_and_goes(client):
     assert client.get("/latest/meta-data/events/recommendations/rebalance")[0] == 200
     client.server.set("meta-data/spot/instance-action", None)
     assert client.get("/latest/meta-data/spot/instance-action")[0] == 404
+
+
+def test_ela_09_it_fails_as_it_is_told_to_and_works_again(client):
+    token = client.token()
+    client.server.fail("error")
+    assert client.ask("/latest/meta-data/instance-id", **{TOKEN_HEADER: token})[0] == 500
+    assert client.ask("/latest/api/token", "PUT", **{LIFETIME_HEADER: "60"})[0] == 500
+    client.server.fail("silence")
+    request = urllib.request.Request(f"{client.base}/latest/meta-data/instance-id", headers={TOKEN_HEADER: token})
+    with pytest.raises(TimeoutError):
+        urllib.request.urlopen(request, timeout=0.3)
+    client.server.fail(None)
+    assert client.ask("/latest/meta-data/instance-id", **{TOKEN_HEADER: token})[0] == 200
+    with pytest.raises(ValueError, match="cannot fail by 'fire'; it knows error, silence"):
+        client.server.fail("fire")
