@@ -165,7 +165,10 @@ class IsolatedNode:
     def command(self, script: str) -> NodeCommand:
         """How a script runs in the node's namespaces."""
         enter = [f"--target={self._first}", "--mount", "--uts", "--ipc", "--net", "--pid"]
-        arguments = ["nsenter", *enter, "--", "/bin/sh", "-c", script]
+        # Forked by a shell: nsenter itself would stop with its child when systemd stops all at the shutdown, never reap it, and
+        # so keep the node's PID namespace from ending.
+        waiting = ["--no-fork", "--", "/bin/sh", "-c", '/bin/sh -c "$1"; exit $?', "sh"]
+        arguments = ["nsenter", *enter, *waiting, script]
         return NodeCommand(arguments=arguments, environment=self._environment, folder=Path("/"))
 
     def close(self) -> None:

@@ -10,12 +10,16 @@ from __future__ import annotations
 import compileall
 import os
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 HOST_SYSTEMD = Path("/usr/lib/systemd/systemd")
+RELEASE = "TRAINLOCAL_DEBIAN"
+"""This variable names a Debian release ("trixie") whose cloud-init nodes boot with, instead of that of the machine's own."""
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 
 class PackagesMissing(Exception):
@@ -27,12 +31,30 @@ def packages_directory() -> Path:
     return Path(__file__).resolve().parents[3] / "build" / "packages"
 
 
+def chosen_release() -> str:
+    """The Debian release of nodes' cloud-init, empty for the machine's own.
+
+    Raises:
+        PackagesMissing: what the variable says is no name of one.
+    """
+    release = os.environ.get(RELEASE, "")
+    if not re.fullmatch("[a-z]*", release):
+        raise PackagesMissing(f"{RELEASE} is {release!r}; give the name of a Debian release, such as trixie")
+    return release
+
+
 def image_layer(directory: Path | None = None) -> Path:
     """The unpacked layer (a folder that holds `usr`). Raises PackagesMissing when `prepare` has not made it."""
-    layer = (directory or packages_directory()) / f"layer-{sys.implementation.cache_tag}"
+    release = chosen_release()
+    layer = (directory or packages_directory()) / _of_release(f"layer-{sys.implementation.cache_tag}", release)
     if not layer.is_dir():
-        raise PackagesMissing("cloud-init has not been unpacked yet; run: python -m trainlocal prepare")
+        variable = f"{RELEASE}={release} " if release else ""
+        raise PackagesMissing(f"cloud-init has not been unpacked yet; run: {variable}python -m trainlocal prepare")
     return layer
+
+
+def _of_release(name: str, release: str) -> str:
+    return f"{name}-{release}" if release else name
 
 
 def prepare(directory: Path | None = None) -> Path:
@@ -40,6 +62,7 @@ def prepare(directory: Path | None = None) -> Path:
 
     Raises PackagesMissing when the machine has no apt or the download fails.
     """
+    release = chosen_release()
     directory = directory or packages_directory()
     try:
         return image_layer(directory)
@@ -50,10 +73,10 @@ def prepare(directory: Path | None = None) -> Path:
             raise PackagesMissing(
                 f"there is no {tool} here: nodes that boot need a Debian or Ubuntu machine (cloud-init's package)"
             )
-    archives = directory / "archives"
+    archives = directory / _of_release("archives", release)
     if not archives.is_dir():
-        _download(archives)
-    layer = directory / f"layer-{sys.implementation.cache_tag}"
+        _download(archives, release)
+    layer = directory / _of_release(f"layer-{sys.implementation.cache_tag}", release)
     unfinished = directory / f"unfinished-{os.getpid()}"
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
@@ -66,7 +89,7 @@ def prepare(directory: Path | None = None) -> Path:
     return layer
 
 
-def _download(archives: Path) -> None:
+def _download(archives: Path, release: str) -> None:
     """Fetch the packages into `archives`, which comes into being whole or not at all."""
     apt_folder = archives.with_name(f"apt-{os.getpid()}")
     lists, cache, fetched = apt_folder / "lists", apt_folder / "cache", apt_folder / "cache" / "archives"
@@ -78,11 +101,15 @@ def _download(archives: Path) -> None:
         "APT::Sandbox::User": "root" if os.geteuid() == 0 else "",
         "Debug::NoLocking": "1",
     }
+    if release:
+        sources = apt_folder / "sources.list"
+        sources.write_text(f"deb [signed-by={_KEYRING}] http://deb.debian.org/debian {release} main\n")
+        options |= {"Dir::Etc::SourceList": sources, "Dir::Etc::SourceParts": "-"}
     apt = ["apt-get", "--quiet=2", *(part for key, value in options.items() for part in ("-o", f"{key}={value}"))]
     try:
         _run([*apt, "update"], fetched)
         _run([*apt, "download", "cloud-init"], fetched)
-        if not HOST_SYSTEMD.exists():
+        if not HOST_SYSTEMD.exists() and not release:  # another release's would want libraries that this machine has not
             # Only what the machine lacks is fetched, because apt still reads the machine's own list of installed packages.
             _run([*apt, "install", "--download-only", "--yes", "--no-install-recommends", "systemd"], fetched)
         if not archives.exists():
@@ -123,6 +150,24 @@ def _adopt_cloud_init(root: Path) -> None:
         "sys.exit(main())\n"
     )
     command.chmod(0o755)
+    if (root / "usr/lib/systemd/system/cloud-init-network.service").exists() and shutil.which("nc") is None:
+        _write_netcat(root / "usr/bin/nc")
+
+
+def _write_netcat(program: Path) -> None:
+    """What cloud-init's units since 24.3 start a stage by: `nc -Uu -W1 SERVER -s CLIENT`, one datagram each way."""
+    program.write_text(
+        "#!/opt/pytorch/bin/python -I\n"
+        "import socket, sys\n"
+        "options, one, server, flag, client = sys.argv[1:]\n"
+        "assert (options, one, flag) == ('-Uu', '-W1', '-s'), sys.argv\n"
+        "ours = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "ours.bind(client)\n"
+        "ours.connect(server)\n"
+        "ours.send(sys.stdin.buffer.read())\n"
+        "sys.stdout.buffer.write(ours.recv(65536))\n"
+    )
+    program.chmod(0o755)
 
 
 def _run(command: list[str], directory: Path) -> None:

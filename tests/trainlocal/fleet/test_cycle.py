@@ -2,6 +2,9 @@
 
 import pytest
 
+from trainlocal.fleet.packages import RELEASE
+from trainlocal.fleet.tiers import choose
+
 
 @pytest.fixture
 def seen(runner):
@@ -39,6 +42,18 @@ def test_nodes_boot_are_replaced_and_end(runner, seen):
 
     if runner.tier != "plain":
         check_isolation(seen)
+
+
+def test_nodes_boot_with_a_newer_cloud_init_where_it_was_prepared(make_runner, monkeypatch):
+    """`TRAINLOCAL_DEBIAN=trixie python -m trainlocal prepare` fetches it: from 24.3 on its stages share one process."""
+    monkeypatch.setenv(RELEASE, "trixie")
+    runner = make_runner(choose().tier)
+    if runner.tier == "plain":
+        pytest.skip("plain nodes have no cloud-init, or trixie's was not prepared")
+    seen = runner.where_only_loopback_exists().run("cycle.py", seconds=150)
+    check_isolation(seen)
+    logs = runner.directory / "local/nodes" / seen["killed"] / "cloud-init.log"
+    assert "Cloud-init v. 25." in logs.read_text()
 
 
 def check_isolation(seen):
