@@ -190,17 +190,13 @@ class Faulted:
                 raise AssertionError(f"{what}: not within {seconds:g} s, at step {self.view.step}.\n{told[-6000:]}")
             time.sleep(0.2)
 
-    def commit_after(self, recovery: Recovery) -> int:
-        """The step of the first commit after a fault was made."""
-        return min(step for step in self.view.commits if step > recovery.at_step)
-
-    def keys(self) -> list[str]:
+    def objects(self) -> list[str]:
         """All objects in the run's folder."""
         return [item.key for item in open_store(self.cluster.location).list()]
 
     def read(self, key: str) -> bytes:
         """One of them, which may come a moment after the result."""
-        self.wait(lambda: key in self.keys(), key)
+        self.wait(lambda: key in self.objects(), key)
         return open_store(self.cluster.location).get(key)
 
     def wait_for_damage(self) -> None:

@@ -47,12 +47,10 @@ def test_ela_09_faults_of_processes_and_of_what_is_around_them(cluster: Faulted,
     assert cluster.finish() == undisturbed
     assert all(one.steps_lost <= MOST_LOST for one in (worker, agent, hung))
     assert all(one.steps_lost == 0 for one in quiet)
-    assert [one for one in cluster.view.events if one["event"] == "resumed"][0]["step"] <= worker.at_step
     told = [one["detail"] for one in cluster.events()]
     assert any("no progress for 8 s" in text and "stopped by a signal" in text for text in told)
     assert any("ebalance recommendation" in text and "asked to save at their next step" in text for text in told)
-    assert quiet[0].at_step in range(cluster.commit_after(quiet[0]) - 3, cluster.commit_after(quiet[0]) + 1)
-    assert [key for key in cluster.keys() if key.startswith("failures/")], "the stacks of the hung ranks"
+    assert any(key.startswith("failures/") for key in cluster.objects()), "the stacks of the hung ranks"
 
 
 def test_ela_05_lost_nodes(cluster: Faulted, undisturbed: str) -> None:

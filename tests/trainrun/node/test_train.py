@@ -16,7 +16,7 @@ from trainrun.node.meet import Meeting
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.node.places import Places
-from trainrun.node.train import Budget, Train
+from trainrun.node.train import ABORTED_AT_EXIT, Budget, Train
 from trainrun.node.watch import Regroup, Watched
 from trainrun.progress import ProgressFile
 from trainrun.spec import ClusterSpec, JobSpec, RunSpec, ShutdownSpec, StorageSpec, TimeoutSpec
@@ -168,6 +168,16 @@ def test_the_same_failure_at_the_same_step_ends_the_run_with_its_reason(train_wi
         "The job failed 2 times in the same way at step 8, so that starting it again does not help "
         "(shutdown.same_failures is 2): ValueError: seen 4 of 5"
     )
+
+
+@pytest.mark.parametrize(("phase", "said", "tries"), [("ended", "", 1), ("between", "", 2), ("ended", "CUDA error", 2)])
+def test_an_abort_after_all_was_done_and_saved_is_no_failure(train_with, places, phase, said, tries):
+    def abort():
+        ProgressFile(places.state, 0).write(phase, step=9)
+
+    launches = [FakeLaunch(1, ranks=[-6], looks=1, while_running=abort, said=said or ABORTED_AT_EXIT), FakeLaunch(0)]
+    assert train_with(*launches).run().state == "succeeded"
+    assert len(train_with.firsts) == tries
 
 
 def test_failures_from_outside_are_tried_again_until_the_budget_is_spent(train_with, places):

@@ -29,6 +29,8 @@ LAUNCHER_SECONDS = 5.0
 SETTLED_SECONDS = 600.0
 """A launch that ran so long was no part of a series of failures: the budget and the pauses start anew."""
 LONGEST_PAUSE_SECONDS = 30.0
+ABORTED_AT_EXIT = "terminate called without an active exception"
+"""What the C++ library says when a thread is torn down that nobody waited for."""
 
 log = logging.getLogger(__name__)
 
@@ -166,6 +168,8 @@ class Train:
             if reason := watched.stalls.reason or watched.regroup.reason or launch.reason:
                 raise StepFailed(f"{reason} The nodes meet anew.")
             codes = launch.rank_exit_codes()
+            if self._was_done(launch):
+                return "the job is done; a rank that had done all of it was aborted by torch when it ended"
             if launch.exit_code() == ASKED_TO_STOP or (codes and set(codes) == {ASKED_TO_STOP}):
                 raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
             _beside(watched.comparison.name_late)
@@ -181,6 +185,15 @@ class Train:
                 killed_by_kernel=_kills_for_memory() > kills,
             )
             raise LaunchFailed(text, failure)
+
+    def _was_done(self, launch: Launch) -> bool:
+        """Whether the ranks here had come to the end, saved, and were aborted only as their processes ended.
+
+        Seen with torch 2.13 about once in twenty ends of two ranks: a thread of its own outlives what it works for.
+        """
+        ranks = progress.read(self._places.state)
+        ended = bool(ranks) and all(one.phase == "ended" for one in ranks)
+        return ended and set(launch.rank_exit_codes()) == {-signal.SIGABRT} and ABORTED_AT_EXIT in launch.explanation()
 
     def _supervise(self, launch: Launch, watched: Watched) -> None:
         """Wait for the launcher to end, and end it where it must not go on."""
