@@ -6,6 +6,7 @@
 # Needs bash, coreutils and the image's Python. May run again: what is there already stays.
 set -euo pipefail
 umask 022
+began="$(date +%s.%N)"
 
 root="${TRAINCLUSTER_ROOT:-}"
 python="${TRAINCLUSTER_PYTHON:-$image_python}"
@@ -107,6 +108,7 @@ step="find the image's Python"
 
 step="write run.json"
 mkdir -p "$root/etc/traincluster" "$root/opt/traincluster" "$root/var/lib/traincluster" "$root/var/log/traincluster"
+[ -e "$root/var/lib/traincluster/began" ] || echo "$began" >"$root/var/lib/traincluster/began"
 scratch="$(mktemp -d "$root/opt/traincluster/bootstrap.XXXXXX")"
 run_json >"$scratch/run.json"
 mv "$scratch/run.json" "$run"

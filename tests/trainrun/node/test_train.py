@@ -264,6 +264,16 @@ def test_the_pauses_double_and_start_anew_after_a_long_launch():
     assert not budget.spent
 
 
+def test_who_came_further_is_not_kept_waiting_but_uses_up_the_budget():
+    budget = Budget(restarts=3)
+    pauses = []
+    for step in (10, 20, 20, 25):
+        budget.note(ran=5.0, step=step)
+        pauses.append(budget.pause)
+    assert pauses == [0.0, 0.0, 1.0, 0.0]
+    assert budget.spent
+
+
 REPORT = """\
 E1130 14:49:46 12361 api.py:985] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: python
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:

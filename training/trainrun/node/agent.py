@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from types import FrameType
@@ -79,6 +80,7 @@ def run(places: Places) -> int:
     identity = identify(metadata)
     stream = _log_stream(spec, identity)
     with Events(identity=identity, path=places.events, store=open_store(spec.run_location), stream=stream) as events:
+        _tell_of_bootstrap(places, events)
         agent = Agent(spec, places=places, metadata=metadata, identity=identity, events=events)
         try:
             code = agent.run()
@@ -354,6 +356,14 @@ class Agent:
             publish_seconds=self.spec.monitoring.publish_seconds,
             nodes=meeting.expected,
         )
+
+
+def _tell_of_bootstrap(places: Places, events: Events) -> None:
+    """Report once how long it took from the first instruction of the user data until this agent."""
+    with suppress(OSError, ValueError):
+        began = float(places.began.read_text(encoding="utf-8"))
+        events.report("bootstrap", "done", seconds=time.time() - began, detail="from the first instruction of the user data")
+        places.began.unlink()
 
 
 def _log_stream(spec: RunSpec, identity: Identity) -> LogStream | None:

@@ -24,7 +24,7 @@ from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave
 from trainrun.store import Store
 
-Step = Literal["prepare", "software", "check", "ready", "meet", "train", "watch", "recover", "finish"]
+Step = Literal["bootstrap", "prepare", "software", "check", "ready", "meet", "train", "watch", "recover", "finish"]
 State = Literal["started", "done", "failed"]
 
 RETRY_SECONDS = 5.0

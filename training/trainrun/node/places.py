@@ -60,6 +60,11 @@ class Places:
         return self.root / "opt/traincluster/bin/trainrun"
 
     @property
+    def began(self) -> Path:
+        """When the user data began, in seconds since the epoch; written by the bootstrap."""
+        return self.state / "began"
+
+    @property
     def drills(self) -> Path:
         """Notices for exercise: the file ``spot/instance-action`` in it is taken as that item of the instance metadata."""
         return self.state / "drills"

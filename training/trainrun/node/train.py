@@ -36,15 +36,25 @@ log = logging.getLogger(__name__)
 
 
 class Budget:
-    """Restarts left, and the pause before each: none before the first, then doubling."""
+    """Restarts left, and the pause before each: none after a launch that came further than those before it, else doubling."""
 
     def __init__(self, *, restarts: int) -> None:
         self._allowed = restarts
         self._used = 0
+        self._standing = 0
+        self._furthest = 0
 
-    def note(self, *, ran: float) -> None:
-        """Count a launch that ended after ``ran`` seconds without having finished the job."""
-        self._used = 1 if ran >= SETTLED_SECONDS else self._used + 1
+    def note(self, *, ran: float, step: int = 0) -> None:
+        """Count a launch that ended after ``ran`` seconds without having finished the job.
+
+        Args:
+            ran: how long it ran.
+            step: how far it came; one that came further than any before it is followed without a pause.
+        """
+        settled = ran >= SETTLED_SECONDS
+        self._used = 1 if settled else self._used + 1
+        self._standing = 1 if settled or step > self._furthest else self._standing + 1
+        self._furthest = max(self._furthest, step)
 
     @property
     def spent(self) -> bool:
@@ -54,7 +64,7 @@ class Budget:
     @property
     def pause(self) -> float:
         """Seconds to wait before the next launch."""
-        return 0.0 if self._used < 2 else min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._used - 2))
+        return 0.0 if self._standing < 2 else min(LONGEST_PAUSE_SECONDS, 2.0 ** (self._standing - 2))
 
     def __str__(self) -> str:
         minutes = SETTLED_SECONDS / 60
@@ -134,7 +144,7 @@ class Train:
             if repeated:
                 return Outcome(state="failed", reason=repeated)
             first = False
-            budget.note(ran=time.monotonic() - started)
+            budget.note(ran=time.monotonic() - started, step=self._furthest_step())
             if budget.spent:
                 return Outcome(state="failed", reason=f"The job failed after {budget}. The last failure: {reason}")
             time.sleep(budget.pause)
@@ -174,17 +184,21 @@ class Train:
                 raise StepFailed(f"The ranks saved and left (exit code {ASKED_TO_STOP}) because a peer was asked to stop.")
             _beside(watched.comparison.name_late)
             text = f"{launch.name} ended with exit code {launch.exit_code()}, ranks with {codes}:\n{launch.explanation()}"
-            steps = [one.step + 1 for one in progress.read(self._places.state)]
-            if not steps and time.monotonic() - started > SETTLED_SECONDS:
+            step = self._furthest_step()
+            if not step and time.monotonic() - started > SETTLED_SECONDS:
                 raise LaunchFailed(text, None)  # ranks that tell no steps have come somewhere in such a time
             failure = failure_of(
-                step=max(steps, default=0),
+                step=step,
                 errors=last_error.read(self._places.state),
                 codes=codes,
                 explanation=launch.explanation(),
                 killed_by_kernel=_kills_for_memory() > kills,
             )
             raise LaunchFailed(text, failure)
+
+    def _furthest_step(self) -> int:
+        """The step that the ranks of this node are at, or were at their end; 0 when they tell none."""
+        return max((one.step + 1 for one in progress.read(self._places.state)), default=0)
 
     def _was_done(self, launch: Launch) -> bool:
         """Whether the ranks here had come to the end, saved, and were aborted only as their processes ended.
