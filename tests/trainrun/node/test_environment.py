@@ -38,8 +38,9 @@ def spec_of(*, environment=None, entry_point="trainrun.pretrain", **cluster):
 P5 = {"instance_type": "p5.48xlarge", "accelerator": "nvidia", "accelerators_per_node": 8, "processes_per_node": 8}
 
 
-def environment_of(spec, *, base=None, interface="ens5", processors=8, libraries=()):
-    return rank_environment(spec, places=PLACES, base=base or {}, interface=interface, processors=processors, libraries=libraries)
+def environment_of(spec, *, base=None, **known):
+    known = {"interface": "ens5", "processors": 8, **known}
+    return rank_environment(spec, places=PLACES, base=base or {}, **known)
 
 
 def test_what_a_cpu_node_gets_is_exactly_this():
@@ -61,6 +62,27 @@ def test_what_the_efa_plugin_sets_itself_is_left_alone():
     environment = environment_of(spec_of(**P5, efa_interfaces=32), processors=192)
     assert not [name for name in environment if name in NEVER_SET or name.startswith(("FI_", "RDMAV_"))]
     assert environment["OMP_NUM_THREADS"] == "24"
+
+
+TRN1 = {"instance_type": "trn1.32xlarge", "accelerator": "neuron", "accelerators_per_node": 16, "processes_per_node": 32}
+
+
+@pytest.mark.parametrize(
+    ("cluster", "installer", "expected"),
+    [
+        (P5, "1.47.0", {}),
+        (P5, "1.29.1", {}),
+        (P5, "1.29.0", {"FI_EFA_SET_CUDA_SYNC_MEMOPS": "0"}),
+        (P5, "1.9.5", {"FI_EFA_SET_CUDA_SYNC_MEMOPS": "0"}),
+        ({**P5, "instance_type": "p5.4xlarge"}, "1.47.0", {"FI_HMEM_DISABLE_P2P": "1"}),
+        (TRN1, "1.47.0", {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}),
+    ],
+)
+def test_what_libfabric_is_told_depends_on_type_and_version(cluster, installer, expected):
+    found = environment_of(spec_of(**cluster, efa_interfaces=8), installer=installer)
+    assert {name: value for name, value in found.items() if name.startswith("FI_")} == expected
+    without = environment_of(spec_of(**cluster), installer=installer)
+    assert not [name for name in without if name.startswith("FI_")]
 
 
 def test_net_10_no_interface_is_named_by_a_literal():

@@ -214,7 +214,7 @@ class TestSparesOfELA10:
 
     @pytest.mark.parametrize("usable", [(4, 2), (2, 2), (2, 5), (0, 2)])
     def test_numbers_that_cannot_be_are_refused(self, usable):
-        with pytest.raises(ConfigError, match="nodes_usable is .* Allowed: ascending numbers from 1 to 4"):
+        with pytest.raises(ConfigError, match=r"nodes_usable is .* Allowed: ascending numbers from 1 to 4"):
             ClusterSpec(name="c", instance_type="t", nodes_min=1, nodes_desired=4, nodes_max=4, nodes_usable=usable)
 
 

@@ -18,6 +18,7 @@ from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
 from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
 from trainrun.node.check import check, told
+from trainrun.node.checks.versions import efa_installer
 from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
 from trainrun.node.comparison import Comparison
@@ -309,6 +310,7 @@ class Agent:
             interface=interface_of(self.identity.address),
             processors=processors_here(),
             libraries=[folder for folder in EFA_LIBRARY_FOLDERS if folder.is_dir()] if self.software.sees_node else [],
+            installer=efa_installer() if self.spec.cluster.efa_interfaces else "",
         )
 
     def notices(self) -> Watch:

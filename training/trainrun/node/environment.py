@@ -5,6 +5,8 @@ FI_EFA_USE_DEVICE_RDMA, NCCL_PROTO, NCCL_ALGO, NCCL_NET_PLUGIN, NCCL_TUNER_PLUGI
 right per instance type by the aws-ofi-nccl plugin itself, and wrong values there cost speed without a word
 (aws-ofi-nccl: doc/efa-env-var.md, src/platform-aws.cpp). No interface is named by a literal: EC2 hosts call
 them ens5, enp71s0, eth0 (field case NET-10).
+
+What is set for some types and versions only has its reason beside it.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainrun.node.checks.versions import older
 from trainrun.node.places import Places
-from trainrun.spec import RunSpec
+from trainrun.spec import ClusterSpec, RunSpec
 
 EFA_LIBRARY_FOLDERS = (
     Path("/opt/amazon/efa/lib"),
@@ -34,6 +37,7 @@ def rank_environment(
     interface: str,
     processors: int,
     libraries: Sequence[Path] = (),
+    installer: str = "",
 ) -> dict[str, str]:
     """The whole environment of torchrun and its ranks.
 
@@ -44,6 +48,7 @@ def rank_environment(
         interface: name of the network interface that holds the node's address; "" when unknown.
         processors: processors that this node may use.
         libraries: folders of libfabric and NCCL's plugin that exist on this node.
+        installer: version of the EFA installer of this node's software; "" when unknown.
     """
     environment = dict(base)
     environment["AWS_REGION"] = environment["AWS_DEFAULT_REGION"] = spec.region
@@ -56,6 +61,7 @@ def rank_environment(
     if spec.cluster.efa_interfaces and libraries:
         environment["LD_LIBRARY_PATH"] = _path([*map(str, libraries), base.get("LD_LIBRARY_PATH", "")])
 
+    environment |= _efa_variables(spec.cluster, installer=installer)
     environment.update(spec.job.environment)
 
     environment["PYTHONPATH"] = _path([str(places.payload), str(places.project), environment.get("PYTHONPATH", "")])
@@ -64,6 +70,23 @@ def rank_environment(
     # With the shared store a newcomer hangs 60 s on the store of a round that is over (torch 2.13, measured).
     environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     return environment
+
+
+def _efa_variables(cluster: ClusterSpec, *, installer: str) -> dict[str, str]:
+    """What libfabric has to be told on some types, or by some versions of its installer."""
+    if not cluster.efa_interfaces:
+        return {}
+    if cluster.accelerator == "neuron":
+        # Neuron's collectives have no plugin that would set these, and fail without EFA (Neuron documentation, trn1 set-up).
+        return {"FI_PROVIDER": "efa", "FI_EFA_USE_DEVICE_RDMA": "1"}
+    found = {}
+    if cluster.instance_type == "p5.4xlarge":
+        # One GPU without peer-to-peer to its EFA device (EC2 User Guide, "Get started with EFA and NCCL").
+        found["FI_HMEM_DISABLE_P2P"] = "1"
+    if cluster.accelerator == "nvidia" and installer and older(installer, "1.29.1"):
+        # NCCL 2.19 and later fail with a libfabric that wants CUDA's memory operations to be synchronous (aws-ofi-nccl#584).
+        found["FI_EFA_SET_CUDA_SYNC_MEMOPS"] = "0"
+    return found
 
 
 def processors_here() -> int:

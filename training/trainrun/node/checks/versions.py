@@ -69,6 +69,16 @@ def check_driver(cluster: ClusterSpec) -> str:
     return f"driver {driver}, for CUDA up to {cuda or 'what nvidia-smi does not tell'}"
 
 
+def efa_installer(installed: Path = EFA_INSTALLED) -> str:
+    """The version of the EFA installer that this node's software is of; "" when it does not tell."""
+    try:
+        text = installed.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    match = re.search(r"EFA installer version: ([\d.]+)", text)
+    return match[1] if match else ""
+
+
 def check_efa_installer(cluster: ClusterSpec, *, installed: Path = EFA_INSTALLED) -> str:
     """Compare the version of the EFA installer with the type's, where the installer has left it.
 
@@ -77,20 +87,20 @@ def check_efa_installer(cluster: ClusterSpec, *, installed: Path = EFA_INSTALLED
     """
     if not cluster.efa_interfaces:
         return "no EFA software needed"
-    try:
-        text = installed.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return f"the EFA installer has left no {installed}"
-    match = re.search(r"EFA installer version: ([\d.]+)", text)
-    if match is None:
-        return f"{installed} names no version of the EFA installer"
+    version = efa_installer(installed)
+    if not version:
+        return (
+            f"{installed} names no version of the EFA installer"
+            if installed.exists()
+            else f"the EFA installer has left no {installed}"
+        )
     least = minimum_of(cluster.instance_type)
-    if least.efa and older(match[1], least.efa):
+    if least.efa and older(version, least.efa):
         raise StepFailed(
-            f"The EFA software is of installer {match[1]} ({installed}), and {cluster.instance_type} needs {least.efa} or newer. "
+            f"The EFA software is of installer {version} ({installed}), and {cluster.instance_type} needs {least.efa} or newer. "
             "Take a newer image, or run the EFA installer in yours."
         )
-    return f"EFA installer {match[1]}"
+    return f"EFA installer {version}"
 
 
 def torch_problems(cluster: ClusterSpec, *, cuda: str, nccl: str) -> list[str]:
