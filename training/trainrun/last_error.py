@@ -18,8 +18,10 @@ class LastError:
     """How a rank ended."""
 
     rank: int
-    kind: str
-    """Name of the exception's class."""
+    kinds: tuple[str, ...]
+    """Names of the exception's class and of all that it derives from, its own first."""
+    number: int
+    """The operating system's number of it (errno); 0 when it has none."""
     message: str
     time: float
     """Seconds since the epoch."""
@@ -31,7 +33,9 @@ def record(error: BaseException) -> None:
     if not state:
         return
     rank = int(os.environ.get("RANK", "0"))
-    found = LastError(rank=rank, kind=type(error).__name__, message=str(error)[:2000], time=time.time())
+    kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+    number = error.errno or 0 if isinstance(error, OSError) else 0
+    found = LastError(rank=rank, kinds=kinds, number=number, message=str(error)[:2000], time=time.time())
     with suppress(OSError):
         folder = Path(state) / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
@@ -42,8 +46,9 @@ def read(state: Path) -> list[LastError]:
     """The errors of this machine's ranks, the first to happen first: others mostly follow from it."""
     found = []
     for file in (state / FOLDER).glob("[0-9]*"):
-        with suppress(OSError, ValueError, TypeError):
-            found.append(LastError(**json.loads(file.read_text(encoding="utf-8"))))
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            fields = json.loads(file.read_text(encoding="utf-8"))
+            found.append(LastError(**{**fields, "kinds": tuple(fields["kinds"])}))
     return sorted(found, key=lambda error: error.time)
 
 

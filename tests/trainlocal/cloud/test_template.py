@@ -55,7 +55,6 @@ def test_short_tags_become_functions_and_dates_stay_text() -> None:
         ("{}", "At least one Resources member"),
         ('{"Resources": {"A": {}}}', "resource A has no Type"),
         ('{"Transform": "X", "Resources": {"A": {"Type": "T"}}}', "section Transform is not emulated"),
-        ('{"Resources": {"A": {"Type": "T", "CreationPolicy": {}}}}', "attribute CreationPolicy is not emulated"),
         ('{"Resources": {"A": {"Type": "T", "DeletionPolicy": "Keep"}}}', "unrecognized DeletionPolicy Keep"),
         ('{"Resources": {"A-b": {"Type": "T"}}}', "must be alphanumeric"),
     ],

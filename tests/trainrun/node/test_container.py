@@ -22,12 +22,24 @@ from trainrun.node.docker_root import move_to_instance_store
 from trainrun.node.launch import TorchrunLaunch
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
+from trainrun.node.processes import kill_descendants
 from trainrun.node.software import Software
 from trainrun.spec import ClusterSpec, JobSpec, MountSpec, RunSpec, StorageSpec, VolumeSpec
 
 DIGEST = "sha256:" + "1" * 64
 IMAGE = f"registry.test/train@{DIGEST}"
 ECR = "123456789012.dkr.ecr.us-east-1.amazonaws.com/train:1"
+
+
+@pytest.fixture(autouse=True)
+def only_own_processes_are_killed(monkeypatch):
+    """An agent kills all below itself when a launch is over; pytest has children of its own, such as jsii's kernel."""
+
+    def kill(pid: int) -> None:
+        if pid != os.getpid():
+            kill_descendants(pid)
+
+    monkeypatch.setattr("trainrun.node.launch.kill_descendants", kill)
 
 
 class Docker:

@@ -12,8 +12,8 @@ def failed(*errors, codes=(1,), explanation="", killed=False, step=7):
     return failure_of(step=step, errors=errors, codes=codes, explanation=explanation, killed_by_kernel=killed)
 
 
-def error(kind, message, at=1.0, rank=0):
-    return LastError(rank=rank, kind=kind, message=message, time=at)
+def error(kind, message, at=1.0, rank=0, number=0):
+    return LastError(rank=rank, kinds=(*kind.split(" < "), "Exception"), number=number, message=message, time=at)
 
 
 @pytest.mark.parametrize(
@@ -36,10 +36,26 @@ def test_a_ranks_own_error_counts(kind, message):
         ("DistBackendError", "NCCL error: remote process exited or there was a network error"),
         ("RuntimeError", "[gloo] Connection closed by peer [10.0.0.3]:4242"),
         ("RuntimeError", "Timed out waiting 20000ms for recv operation to complete"),
+        ("RuntimeError", "NCCL error: unhandled system error (run with NCCL_DEBUG=INFO)"),
+        ("EndpointConnectionError < ConnectionError < BotoCoreError", "Could not connect to the endpoint URL"),
+        ("SlowDown < ClientError", "An error occurred (SlowDown) when calling the PutObject operation"),
+        ("BrokenPipeError < ConnectionError < OSError", "[Errno 32] Broken pipe"),
     ],
 )
 def test_what_comes_from_outside_does_not(kind, message):
     assert failed(error(kind, message)) is None
+
+
+@pytest.mark.parametrize(("number", "counts"), [(5, False), (116, False), (28, False), (2, True), (13, True)])
+def test_of_the_systems_errors_those_count_that_stay(number, counts):
+    """EIO, ESTALE, ENOSPC; ENOENT, EACCES."""
+    assert (failed(error("OSError", "x", number=number)) is not None) == counts
+
+
+def test_an_abort_by_nccls_watchdog_is_a_lost_peer():
+    said = "[PG 0 Rank 3] Process group watchdog thread terminated with exception: NCCL error: remote process exited"
+    assert failed(codes=(-6,), explanation=said) is None
+    assert failed(codes=(-6,), explanation="terminate called after throwing an instance of 'std::bad_alloc'") is not None
 
 
 def test_the_first_error_is_the_one_that_counts():

@@ -79,7 +79,7 @@ def test_each_step_begins_the_time_anew(stalls_of, clock, tmp_path):
     assert stalls.reason == ""
 
 
-@pytest.mark.parametrize(("phase", "allowed"), [("starting", LONGER), ("between", LONGER), ("training", 1.0)])
+@pytest.mark.parametrize(("phase", "allowed"), [("starting", LONGER), ("between", LONGER), ("ended", LONGER), ("training", 1.0)])
 def test_what_takes_long_by_its_nature_may_take_longer(stalls_of, clock, tmp_path, phase, allowed):
     stalls = stalls_of()
     ProgressFile(tmp_path, 0).write(phase, step=5)
@@ -92,9 +92,19 @@ def test_what_takes_long_by_its_nature_may_take_longer(stalls_of, clock, tmp_pat
     assert f"no progress for {100 * allowed:g} s" in stalls.reason
 
 
-def test_ranks_that_have_ended_or_never_told_do_not_hang(stalls_of, clock, tmp_path):
+def test_a_hang_is_told_also_where_nothing_can_be_kept(stalls_of, clock, tmp_path):
+    stalls = stalls_of(Dump(rank=0, pid=7, state="S", text="stack"))
+    (tmp_path / "failures").write_text("in the way")
+    ProgressFile(tmp_path, 0).write("training", step=5)
+    stalls.look()
+    clock.now = 101
+    stalls.look()
+    assert stalls.reason.startswith("Rank 0 made no progress for 100 s at step 6")
+
+
+def test_ranks_that_never_told_do_not_hang(stalls_of, clock, tmp_path):
     stalls = stalls_of()
-    ProgressFile(tmp_path, 0).write("ended", step=5)
+    (tmp_path / progress.FOLDER).mkdir()
     (tmp_path / progress.FOLDER / "1").write_bytes(b"half")
     stalls.look()
     clock.now = 1e6

@@ -14,7 +14,7 @@ from trainrun.node.events import Events
 from trainrun.node.launch import TorchrunLaunch
 from trainrun.node.meet import Meeting
 from trainrun.node.metadata import Identity
-from trainrun.node.outcome import Leave
+from trainrun.node.outcome import Leave, Unfit
 from trainrun.node.places import Places
 from trainrun.node.train import ABORTED_AT_EXIT, Budget, Train
 from trainrun.node.watch import Regroup, Watched
@@ -192,7 +192,7 @@ def test_failures_from_outside_are_tried_again_until_the_budget_is_spent(train_w
 def last_error_of(places, kind, message):
     folder = places.state / last_error.FOLDER
     folder.mkdir(exist_ok=True)
-    (folder / "0").write_text(json.dumps({"rank": 0, "kind": kind, "message": message, "time": 1.0}))
+    (folder / "0").write_text(json.dumps({"rank": 0, "kinds": [kind, "Exception"], "number": 0, "message": message, "time": 1.0}))
 
 
 def test_a_launch_whose_ranks_hang_is_ended_at_once_and_made_anew(train_with, events):
@@ -262,6 +262,25 @@ def test_the_pauses_double_and_start_anew_after_a_long_launch():
     budget.note(ran=3600.0)
     assert budget.pause == 0.0
     assert not budget.spent
+
+
+def test_launches_that_hang_for_long_at_one_step_use_up_the_budget():
+    budget = Budget(restarts=3)
+    for _ in range(3):
+        budget.note(ran=1805.0, step=57)
+    assert not budget.spent  # the first of them had come further than any before
+    budget.note(ran=1805.0, step=57)
+    assert budget.spent
+
+
+def test_a_node_whose_machine_has_broken_does_not_try_again(train_with, events):
+    def broken():
+        raise Unfit("After the launch failed: accelerators: 7 of 8")
+
+    train = train_with(FakeLaunch(1, ranks=[1]))
+    train._check_again = broken
+    with pytest.raises(Unfit, match="7 of 8"):
+        train.run()
 
 
 def test_who_came_further_is_not_kept_waiting_but_uses_up_the_budget():

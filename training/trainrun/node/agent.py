@@ -17,7 +17,7 @@ from trainrun.config import ConfigError
 from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
 from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
-from trainrun.node.check import check, told
+from trainrun.node.check import check, check_machine_again, told
 from trainrun.node.checks.versions import efa_installer
 from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
@@ -38,7 +38,7 @@ from trainrun.node.metric_files import MetricFiles
 from trainrun.node.mpi import mpi_launch
 from trainrun.node.notices import RebalanceRecommendation, ScheduledEvents, SpotInterruption, Termination
 from trainrun.node.numa import Binding, bind
-from trainrun.node.outcome import AGAIN, DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed
+from trainrun.node.outcome import AGAIN, DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed, Unfit
 from trainrun.node.periodic import Periodic
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
@@ -182,7 +182,11 @@ class Agent:
             return self.unfit(str(failure))
         self.tell_ready()
         leave_if_asked(self.places.stop_file)
-        return self.finish(self.train())
+        try:
+            outcome = self.train()
+        except Unfit as failure:
+            return self.unfit(str(failure))
+        return self.finish(outcome)
 
     def unfit(self, reason: str) -> int:
         """Have this node replaced, or end the run when too many were. Returns the agent's exit code."""
@@ -262,10 +266,13 @@ class Agent:
                 launch=lambda meeting, first: self.launch(meeting, first, beacon=beacon.port),
                 watch=self.watch,
                 watched=lambda meeting: self.watched(meeting, meet),
+                check_again=lambda: check_machine_again(self.spec.cluster),
                 training=self.departure.training,
             )
             try:
                 return train.run()
+            except Unfit:
+                raise
             except StepFailed as failure:
                 return Outcome(state="failed", reason=str(failure))
 

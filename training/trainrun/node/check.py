@@ -28,6 +28,7 @@ from trainrun.node.checks.runner import Check, Checked, ChecksFailed, run_checks
 from trainrun.node.checks.store import check_store
 from trainrun.node.checks.versions import check_driver, check_efa_installer
 from trainrun.node.checks.xid import check_xids
+from trainrun.node.outcome import Unfit
 from trainrun.node.places import Places
 from trainrun.node.software import Software
 from trainrun.spec import ClusterSpec, RunSpec
@@ -74,6 +75,19 @@ def check(
     if any(one.fault for one in results):
         raise ChecksFailed(results)
     return results
+
+
+def check_machine_again(cluster: ClusterSpec) -> None:
+    """Look once more at the machine itself after a launch failed: a GPU may have fallen off, and no new try brings it back.
+
+    Raises:
+        Unfit: what was found.
+    """
+    if cluster.accelerator == "none":
+        return
+    results = run_checks(list(machine_checks(cluster)))
+    if faults := [one for one in results if one.fault]:
+        raise Unfit("After the launch failed: " + str(ChecksFailed(faults)))
 
 
 def machine_checks(cluster: ClusterSpec) -> Iterator[Check]:

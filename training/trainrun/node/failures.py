@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import signal
 from collections.abc import Sequence
@@ -13,14 +14,18 @@ OWN_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.S
 """By which a program ends itself. All others come from outside: a person, the kernel, the agent."""
 
 OUTSIDE_KINDS = frozenset(
-    {"StoreError", "StoreKeyMissing", "StoreObjectShort", "CheckpointError"}  # a store may fail for an hour
-    | {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "ConnectionResetError", "TimeoutError"}
+    {"StoreError", "CheckpointError", "BotoCoreError", "ClientError"}  # a store may fail for an hour
+    | {"DistBackendError", "DistNetworkError", "DistStoreError", "ConnectionError", "TimeoutError"}
     | {"KeyboardInterrupt", "SystemExit"}
 )
-"""Kinds of errors that say nothing of the job itself."""
+"""Kinds of errors that say nothing of the job itself, with all that derive from them."""
+
+OUTSIDE_NUMBERS = frozenset({errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.EHOSTUNREACH, errno.ENETUNREACH})
+"""Errors of the operating system that come and go: of file systems that are served, disks, networks."""
 
 PEER_LOST = re.compile(
-    r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|remote process|peer|socket|rendezvous|no route to host",
+    r"connection (was )?(closed|reset|refused)|broken pipe|timed? ?out|remote process|peer|socket|rendezvous|no route to host"
+    r"|NCCL (error|watchdog)|ProcessGroupNCCL|DistBackendError|watchdog got stuck",
     re.IGNORECASE,
 )
 """What gloo, NCCL and torch's stores say when another rank is gone: its error is the one to look at."""
@@ -60,12 +65,15 @@ def failure_of(
     """
     if errors:
         first = errors[0]
-        if first.kind in OUTSIDE_KINDS or (first.kind == "RuntimeError" and PEER_LOST.search(first.message)):
+        lost = "RuntimeError" in first.kinds and PEER_LOST.search(first.message)
+        if OUTSIDE_KINDS & set(first.kinds) or first.number in OUTSIDE_NUMBERS or lost:
             return None
-        return Failure(step=step, error=f"{first.kind}: {first.message}")
+        return Failure(step=step, error=f"{first.kinds[0]}: {first.message}")
     if -signal.SIGKILL in codes and killed_by_kernel:
         return Failure(step=step, error="The kernel killed a process because memory ran out (exit code -9).")
     own = sorted(-code for code in codes if code < 0 and -code in OWN_SIGNALS)
+    if own == [signal.SIGABRT] and PEER_LOST.search(explanation):
+        return None  # NCCL's watchdog aborts those who are left
     if own:
         return Failure(step=step, error=f"A rank ended by {signal.Signals(own[0]).name}.")
     if not any(code > 0 for code in codes):

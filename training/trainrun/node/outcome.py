@@ -19,6 +19,10 @@ class StepFailed(Exception):
     """A step of the agent failed; the text says what was seen, what was expected and what to do."""
 
 
+class Unfit(StepFailed):
+    """This node is not fit to train (any more); another may take its place."""
+
+
 class Leave(BaseException):
     """This node's part has ended without being a failure: it was asked to stop, or its group lets it go.
 

@@ -99,6 +99,7 @@ Restart=on-failure
 RestartSec={RESTART_SECONDS}
 RestartPreventExitStatus={DO_NOT_RESTART}
 KillMode=mixed
+OOMPolicy=continue
 TimeoutStopSec={stop_grace + 15}
 LimitMEMLOCK=infinity
 LimitNOFILE=1048576

@@ -15,7 +15,7 @@ from trainrun.progress import Progress
 from trainrun.store import Store, StoreError
 
 LONGER = 4.0
-"""By which more time a rank has while it begins, or does something between steps: to restore, compile, evaluate."""
+"""By which more time a rank has while it begins, between steps and after the last: to restore, compile, evaluate, export."""
 
 log = logging.getLogger(__name__)
 
@@ -68,11 +68,11 @@ class Stalls:
         if hung:
             dumps = self._dump(self._state)
             files = self._keep(dumps)
-            self.reason = self._say(hung, current, dumps, files)
+            self.reason = self._say(hung, current, dumps, files)  # from here on the launch is being ended
             self._send(files)
 
     def _allowed(self, one: Progress) -> float:
-        return {"training": 1.0, "ended": float("inf")}.get(one.phase, LONGER) * self._no_progress
+        return (1.0 if one.phase == "training" else LONGER) * self._no_progress
 
     def _say(self, hung: Sequence[Progress], current: Sequence[Progress], dumps: Sequence[Dump], files: Sequence[Path]) -> str:
         first = hung[0]
@@ -96,12 +96,16 @@ class Stalls:
 
     def _keep(self, dumps: Sequence[Dump]) -> list[Path]:
         folder = self._state / "failures"
-        folder.mkdir(parents=True, exist_ok=True)
         moment = f"{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
         files = []
         for dump in dumps:
             file = folder / f"{moment}-rank-{dump.rank}.txt"
-            file.write_text(dump.text, encoding="utf-8")
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                file.write_text(dump.text, encoding="utf-8")
+            except OSError:  # a disk that is full: the launch has to be ended all the same
+                log.exception("What rank %d was doing could not be kept:\n%s", dump.rank, dump.text)
+                continue
             files.append(file)
         return files
 

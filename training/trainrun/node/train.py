@@ -27,7 +27,7 @@ REGROUP_GRACE_SECONDS = 10.0
 LAUNCHER_SECONDS = 5.0
 """For the launcher itself to end after its ranks."""
 SETTLED_SECONDS = 600.0
-"""A launch that ran so long was no part of a series of failures: the budget and the pauses start anew."""
+"""A launch that ran so long, and came further, was no part of a series of failures: the budget and the pauses start anew."""
 LONGEST_PAUSE_SECONDS = 30.0
 ABORTED_AT_EXIT = "terminate called without an active exception"
 """What the C++ library says when a thread is torn down that nobody waited for."""
@@ -49,9 +49,10 @@ class Budget:
 
         Args:
             ran: how long it ran.
-            step: how far it came; one that came further than any before it is followed without a pause.
+            step: how far it came, 0 when it is not known; one that came further than any before it is followed without a pause.
         """
-        settled = ran >= SETTLED_SECONDS
+        further = step > self._furthest or not step
+        settled = ran >= SETTLED_SECONDS and further  # a launch that hangs takes long, and comes nowhere
         self._used = 1 if settled else self._used + 1
         self._standing = 1 if settled or step > self._furthest else self._standing + 1
         self._furthest = max(self._furthest, step)
@@ -96,6 +97,7 @@ class Train:
         launch: Callable[[Meeting, bool], Launch],
         watch: Callable[[Watched, Meeting], AbstractContextManager[None]],
         watched: Callable[[Meeting], Watched],
+        check_again: Callable[[], None] = lambda: None,
         training: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """Args:
@@ -106,6 +108,7 @@ class Train:
         launch: starts the launcher for a meeting; the flag tells whether it is the first launch.
         watch: what is watched beside it.
         watched: makes what looks at one launch.
+        check_again: looks at the machine after a launch failed of itself; raises `Unfit`.
         training: is around the time in which there are ranks.
         """
         self._spec = spec
@@ -114,7 +117,7 @@ class Train:
         self._meet = meet
         self._launch = launch
         self._watch = watch
-        self._watched = watched
+        self._watched, self._check_again = watched, check_again
         self._training = training
 
     def run(self) -> Outcome:
@@ -123,6 +126,7 @@ class Train:
         Raises:
             Leave: the run has ended without this node, or the group lets it go.
             StepFailed: the nodes did not meet.
+            Unfit: this node cannot train any more.
         """
         budget = Budget(restarts=self._spec.shutdown.max_restarts)
         repetition = Repetition(allowed=self._spec.shutdown.same_failures)
@@ -138,8 +142,10 @@ class Train:
                     report.detail = self._train(meeting, first)
                 return Outcome(state="succeeded", reason="The job ended with exit code 0.")
             except StepFailed as failure:
-                reason = str(failure)
-                repeated = repetition.note(failure.failure) if isinstance(failure, LaunchFailed) else ""
+                reason, repeated = str(failure), ""
+                if isinstance(failure, LaunchFailed):
+                    self._check_again()
+                    repeated = repetition.note(failure.failure)
             self._leave_if_asked()
             if repeated:
                 return Outcome(state="failed", reason=repeated)
@@ -198,7 +204,8 @@ class Train:
 
     def _furthest_step(self) -> int:
         """The step that the ranks of this node are at, or were at their end; 0 when they tell none."""
-        return max((one.step + 1 for one in progress.read(self._places.state)), default=0)
+        told = [one.step + 1 for one in progress.read(self._places.state) if one.step or one.arrived]
+        return max(told, default=0)
 
     def _was_done(self, launch: Launch) -> bool:
         """Whether the ranks here had come to the end, saved, and were aborted only as their processes ended.

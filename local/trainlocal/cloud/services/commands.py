@@ -43,7 +43,11 @@ def reach_nodes(fleet_socket: Path) -> None:
 def _send_command(self: SimpleSystemManagerBackend, **parameters: Any) -> Command:
     if parameters["document_name"] != DOCUMENT:
         raise NotImplementedError(f"the document {parameters['document_name']}; it runs {DOCUMENT}")
+    named = set(parameters["instance_ids"])
     command = _send(self, **parameters)
+    if not parameters["targets"]:  # moto takes none for all instances that there are
+        command.instance_ids = sorted(named)
+        command.invocations = [one for one in command.invocations if one["InstanceId"] in named]
     script = "\n".join(parameters["parameters"].get("commands", []))
     seconds = float((parameters["parameters"].get("executionTimeout") or ["3600"])[0])
     for invocation in command.invocations:
