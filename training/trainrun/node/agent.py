@@ -18,6 +18,7 @@ from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
 from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
 from trainrun.node.check import check, check_machine_again, told
+from trainrun.node.checks.runner import ChecksFailed
 from trainrun.node.checks.versions import efa_installer
 from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
@@ -44,7 +45,7 @@ from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
 from trainrun.node.processes import adopt_orphans
 from trainrun.node.ready import Readiness
-from trainrun.node.replacements import Replacements, replace_or_end
+from trainrun.node.replacements import Replacements, replace_or_end, tell_console
 from trainrun.node.result import End, Result, digest
 from trainrun.node.software import Software
 from trainrun.node.software_step import prepare_software
@@ -179,19 +180,27 @@ class Agent:
                 self.software.clear()
                 report.detail = f"{told(found)}; {self.binding}"
         except StepFailed as failure:
-            return self.unfit(str(failure))
+            return self.unfit(failure)
         self.tell_ready()
         leave_if_asked(self.places.stop_file)
         try:
             outcome = self.train()
         except Unfit as failure:
-            return self.unfit(str(failure))
+            return self.unfit(failure)
         return self.finish(outcome)
 
-    def unfit(self, reason: str) -> int:
-        """Have this node replaced, or end the run when too many were. Returns the agent's exit code."""
+    def unfit(self, failure: StepFailed) -> int:
+        """Have this node replaced, or end the run when too many were. Returns the agent's exit code.
+
+        Where all is well but for the store, which does not answer, the agent is started anew until it does: another node would
+        not reach it either, and nodes that miss it together must not end the run.
+        """
+        reason = str(failure)
         if self.readiness.is_awaited:
             self.events.report("ready", "failed", detail=self.readiness.failed(self.events.failed_step, reason))
+        if isinstance(failure, ChecksFailed) and failure.names == ["store"]:
+            tell_console(f"{self.identity.node} waits for the run's folder. {reason}", places=self.places)
+            return AGAIN
         outcome = replace_or_end(
             reason,
             node=self.identity.node,
@@ -199,7 +208,7 @@ class Agent:
             group=self.group,
             places=self.places,
         )
-        return DO_NOT_RESTART if outcome is None else self.finish(outcome)
+        return outcome if isinstance(outcome, int) else self.finish(outcome)
 
     def finish(self, outcome: Outcome) -> int:
         """Put the result down and have the group go, or stay. Returns the agent's exit code."""

@@ -2,7 +2,8 @@
 
 A record for each such node is put in the run's folder: ``replacements/<instance>.json``. Each node puts down its own before it
 counts, so that of several that fail at once none is missed; they may then count one another, and end the run a little early.
-A node that cannot reach the run's folder cannot count, and so is not replaced: it stays, and tells why on its console.
+A node that cannot reach the run's folder cannot count, and so is not replaced: it tells why on its console and is looked at again,
+for ever. A store that does not answer is no fault of a node, and is never counted.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from trainrun.node.group import Group
 from trainrun.node.host import has_own_kernel
-from trainrun.node.outcome import Outcome
+from trainrun.node.outcome import AGAIN, DO_NOT_RESTART, Outcome
 from trainrun.node.places import Places
 from trainrun.store import Store, StoreError
 from trainrun.words import counted
@@ -28,6 +29,9 @@ SHOWN_CHARACTERS = 500
 REQUEST_SECONDS = 300.0
 """For the group to take word that this node is to be replaced."""
 RETRY_SECONDS = 5.0
+COUNT_SECONDS = 600.0
+"""For the store to take the record of an unfit node, before the node is looked at anew."""
+LONGEST_PAUSE_SECONDS = 60.0
 BUSY = ("Throttling", "ThrottlingException", "RequestLimitExceeded", "ResourceContention")
 """Refusals that pass."""
 CONSOLE = Path("/dev/console")
@@ -73,7 +77,7 @@ class Replacements:
         return "\n".join(f"{one['node']}: {one['reason'][:SHOWN_CHARACTERS]}" for one in records)
 
 
-def replace_or_end(reason: str, *, node: str, replacements: Replacements, group: Group, places: Places) -> Outcome | None:
+def replace_or_end(reason: str, *, node: str, replacements: Replacements, group: Group, places: Places) -> Outcome | int:
     """Have an unfit node replaced as long as the budget lasts.
 
     Args:
@@ -84,13 +88,11 @@ def replace_or_end(reason: str, *, node: str, replacements: Replacements, group:
         places: where things are on this node.
 
     Returns:
-        How the run ends, when the budget is spent; None when there is nothing left to do on this node.
+        How the run ends, when the budget is spent; else the agent's exit code: AGAIN where the store takes no record.
     """
-    try:
-        spent = replacements.spent(node=node, reason=reason)
-    except StoreError as error:
-        tell_console(f"{node} is not fit and stays, because it cannot count itself: {error}\n{reason}", places=places)
-        return None
+    spent = _count(replacements, node=node, reason=reason, places=places)
+    if spent is None:
+        return AGAIN
     if spent:
         return Outcome(state="failed", reason=spent)
     give_up = time.monotonic() + REQUEST_SECONDS
@@ -100,11 +102,29 @@ def replace_or_end(reason: str, *, node: str, replacements: Replacements, group:
         except (BotoCoreError, ClientError) as error:
             if _is_final(error) or time.monotonic() > give_up:
                 tell_console(f"{node} is not fit and stays, because its group does not hear it: {error}\n{reason}", places=places)
-                return None
+                return DO_NOT_RESTART
             log.exception("The group could not be told to replace this node; trying again.")
             time.sleep(RETRY_SECONDS)
         else:
-            return None
+            return DO_NOT_RESTART
+
+
+def _count(replacements: Replacements, *, node: str, reason: str, places: Places) -> str | None:
+    """What `Replacements.spent` says; None when the store has not answered for long."""
+    give_up, pause = time.monotonic() + COUNT_SECONDS, RETRY_SECONDS
+    while True:
+        try:
+            return replacements.spent(node=node, reason=reason)
+        except StoreError as error:
+            if pause == RETRY_SECONDS:
+                text = f"{node} is not fit and not replaced yet, because it cannot count itself: {error}\n{reason}"
+                tell_console(text, places=places)
+            if time.monotonic() > give_up:
+                log.error("%s cannot count itself: %s The node is looked at anew.", node, error)
+                return None
+            log.warning("%s cannot count itself, trying again in %g s: %s", node, pause, error)
+            time.sleep(pause)
+            pause = min(LONGEST_PAUSE_SECONDS, 2 * pause)
 
 
 def _is_final(error: BotoCoreError | ClientError) -> bool:

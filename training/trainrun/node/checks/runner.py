@@ -47,6 +47,11 @@ class ChecksFailed(StepFailed):
         super().__init__("\n".join(f"{one.name}: {one.fault}" for one in results if one.fault))
         self.results = results
 
+    @property
+    def names(self) -> list[str]:
+        """Of the checks that failed."""
+        return [one.name for one in self.results if one.fault]
+
 
 def run_checks(checks: Sequence[Check], *, longest: float = LONGEST_SECONDS) -> list[Checked]:
     """Run checks at once, each in a thread of its own. Returns their results in the same order; none keeps another from running.
