@@ -33,6 +33,9 @@ class Fault:
     on_node: bool = True
     """Whether the node itself makes it (python -m trainrun.node fault); else AWS is asked to."""
     temporary: bool = False
+    at_random: bool = True
+    """Whether it is among those that are made at random unless others are named: it hits one node, and nothing that others
+    need."""
 
 
 FAULTS = (
@@ -41,19 +44,20 @@ FAULTS = (
     Fault(name="stop-rank", summary="SIGSTOP to one rank (0 seconds: for good)", temporary=True),
     Fault(name="cut-link", summary="nothing that the node sends arrives", temporary=True),
     Fault(name="metadata", summary="the metadata service is out of reach", temporary=True),
-    Fault(name="fill-disk", summary="the disk of the node's state is full", temporary=True),
+    Fault(name="fill-disk", summary="the disk of the node's state is full", temporary=True, at_random=False),
     Fault(name="spot-notice", summary="a spot interruption notice"),
     Fault(name="rebalance", summary="a rebalance recommendation"),
     Fault(name="maintenance", summary="a scheduled event that retires the instance"),
     Fault(name="kill-node", summary="EC2 ends the instance without a shutdown, as a power cut would", on_node=False),
     Fault(name="kill-host", summary="the same for the node that hosts the rendezvous", on_node=False),
-    Fault(name="kill-all", summary="the same for all nodes at once", on_node=False),
+    Fault(name="kill-all", summary="the same for all nodes at once", on_node=False, at_random=False),
     Fault(name="terminate", summary="Auto Scaling ends the instance, through its lifecycle hook if there is one", on_node=False),
     Fault(
         name="corrupt-payload",
         summary="the code that new nodes fetch is damaged in its bucket",
         on_node=False,
         temporary=True,
+        at_random=False,
     ),
 )
 """All that can be asked for."""
@@ -282,10 +286,11 @@ def exercise(
     """
     end = time.monotonic() + duration
     for fault, luck in at_random(faults, seed=seed):
+        now = time.strftime("%H:%M:%S", time.gmtime())
         try:
-            tell(f"{fault.name}: {make(cluster, fault, node='any', seconds=seconds, luck=luck)}")
+            tell(f"{now} UTC {fault.name}: {make(cluster, fault, node='any', seconds=seconds, luck=luck)}")
         except ChaosError as problem:
-            tell(f"{fault.name}: {problem}")
+            tell(f"{now} UTC {fault.name}: {problem}")
         if time.monotonic() + every > end:
             return
         time.sleep(every)

@@ -26,6 +26,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("Interrupted. A fault that was made stays as long as it was told to.", file=sys.stderr)
+        return 130
     print(text)
     return 0
 
@@ -65,9 +68,14 @@ def _add_chaos(commands: Any) -> None:
     chaos.add_argument("--stack", default="TrainingClusterStack", help="the cluster's stack; default: %(default)s")
     chaos.add_argument("--region", default=_region(), help="the stack's region; default: $AWS_REGION")
     chaos.add_argument("--node", default="any", help="any, rank0, other (than rank 0's) or an instance id; default: %(default)s")
-    chaos.add_argument("--seconds", type=float, default=30.0, help="how long a temporary fault lasts; default: %(default)g")
+    chaos.add_argument(
+        "--seconds",
+        type=float,
+        default=30.0,
+        help="how long a temporary fault lasts, or until when a notice gives; default: %(default)g",
+    )
     chaos.add_argument("--random", action="store_true", help="make faults at random instead of one")
-    chaos.add_argument("--faults", help="those to choose from at random, separated by commas; default: all")
+    chaos.add_argument("--faults", help="those to choose from at random, separated by commas; default: those of one node")
     chaos.add_argument(
         "--seed", type=int, default=0, help="of the choice: the same seed makes the same faults; default: %(default)s"
     )
@@ -78,17 +86,28 @@ def _add_chaos(commands: Any) -> None:
     chaos.set_defaults(run=_chaos)
 
 
+def _agreed(question: str) -> bool:
+    try:
+        return input(f"{question}. Go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        raise ValueError("There is nobody to ask whether to go on. Give --yes.") from None
+
+
 def _chaos(options: argparse.Namespace) -> str:
     from traincluster import chaos  # here, since it loads boto3
 
     known = {fault.name: fault for fault in chaos.FAULTS}
     if options.list:
-        return "\n".join(f"{fault.name:<16} {fault.summary}" for fault in chaos.FAULTS)
-    if options.random == (options.fault is not None):
+        lasts = {True: " (for --seconds)", False: ""}
+        return "\n".join(f"{fault.name:<16} {fault.summary}{lasts[fault.temporary]}" for fault in chaos.FAULTS)
+    if options.random and options.fault:
+        raise ValueError(f"{options.fault} and --random are given. Name one fault, or give --random, not both.")
+    if not options.random and not options.fault:
         raise ValueError("Name one fault, or give --random. traincluster chaos --list shows the faults.")
     if options.faults and not options.random:
         raise ValueError("--faults says what to choose from at random. Give --random too, or name one fault.")
-    names = [options.fault] if options.fault else (options.faults or ",".join(known)).split(",")
+    usual = ",".join(fault.name for fault in chaos.FAULTS if fault.at_random)
+    names = [options.fault] if options.fault else (options.faults or usual).split(",")
     if unknown := [name for name in names if name not in known]:
         raise ValueError(f"There is no fault {', '.join(map(repr, unknown))}. Allowed: {', '.join(known)}.")
     for name, least in (("seconds", 0.0), ("every", 1.0), ("duration", 0.0)):
@@ -103,7 +122,7 @@ def _chaos(options: argparse.Namespace) -> str:
     )
     if options.dry_run:
         return f"{question}. Nothing was done."
-    if not options.yes and input(f"{question}. Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not options.yes and not _agreed(question):
         raise ValueError("Nothing was done.")
     if options.random:
         chaos.exercise(

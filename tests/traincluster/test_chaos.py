@@ -109,15 +109,15 @@ def test_at_random_one_that_cannot_be_made_is_told_and_the_next_is_made(monkeypa
     some = [fault for fault in FAULTS if fault.name in ("metadata", "kill-worker")]
     exercise(cluster, some, seed=1, every=10, duration=100, seconds=1, tell=told.append)
     assert len(told) == 10 or len(told) == 11
-    assert any(text == "metadata: it cannot" for text in told)
-    assert len(cluster.done) == sum(text.startswith("kill-worker: i-1: done") for text in told) > 0
+    assert any(text.endswith(" UTC metadata: it cannot") for text in told)
+    assert len(cluster.done) == sum(text.endswith(" UTC kill-worker: i-1: done") for text in told) > 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "Name one fault, or give --random"),
-        (["kill-worker", "--random"], "Name one fault, or give --random"),
+        (["kill-worker", "--random"], "kill-worker and --random are given. Name one fault, or give --random, not both."),
         (["kill-everything"], "There is no fault 'kill-everything'. Allowed: kill-worker"),
         (["--random", "--faults", "kill-node,x"], "There is no fault 'x'"),
         (["kill-worker", "--faults", "kill-node"], "--faults says what to choose from at random"),
@@ -141,8 +141,24 @@ def test_it_asks_first_and_a_dry_run_does_nothing(cluster, capsys, monkeypatch):
     assert main(["chaos", "kill-all"]) == 1
     assert asked == [f"{question}. Go on? [y/N] "]
     assert cluster.done == []
+    monkeypatch.setattr("builtins.input", lambda text: (_ for _ in ()).throw(EOFError))
+    assert main(["chaos", "kill-all"]) == 1
+    assert "Give --yes." in capsys.readouterr().err
     assert main(["chaos", "kill-all", "--yes"]) == 0
     assert cluster.done == [("power", "i-1", "i-2", "i-3")]
+
+
+def test_ctrl_c_ends_without_a_traceback(cluster, capsys, monkeypatch):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(chaos, "exercise", interrupt)
+    assert main(["chaos", "--random", "--yes"]) == 130
+    assert capsys.readouterr().err.startswith("Interrupted.")
+
+
+def test_by_default_chance_hits_one_node_at_a_time():
+    assert {fault.name for fault in FAULTS if not fault.at_random} == {"kill-all", "fill-disk", "corrupt-payload"}
 
 
 def test_the_list_needs_no_cluster(capsys):
