@@ -187,6 +187,24 @@ class TestKeep:
         assert keep(end, store=store, group=group, poll=0.0) and group.scaled == 1
         assert kept_until(store, replace(end, number=2)) == end.keep_until  # the word was of another end
 
+    @pytest.mark.parametrize(
+        "word",
+        [
+            b"[]",
+            b'"tomorrow"',
+            b'{"number": 1}',
+            *(b'{"number": 1, "until": %s}' % until for until in (b"null", b'"tomorrow"', b"[]", b"NaN", b"Infinity")),
+            b"{",
+            b"\xff",
+        ],
+    )
+    def test_an_odd_word_keeps_no_node_longer(self, store, caplog, word):
+        end, group = self.end(store, keep_minutes=1), FakeGroup()
+        store.put("keep.json", word)
+        now = iter([end.time + 30, end.time + 59, end.time + 61])
+        assert keep(end, store=store, group=group, poll=0.0, clock=lambda: next(now))
+        assert caplog.text.count("is passed over") == 1
+
     def test_deleting_the_result_starts_the_run_again(self, store):
         end, group = self.end(store), FakeGroup()
         store.delete(["result.json"])

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
+from functools import cache
 
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -52,14 +54,32 @@ def prolong(store: Store, *, until: float, by: str) -> End:
 def kept_until(store: Store, end: End) -> float | None:
     """Until when the nodes are kept, in seconds since the epoch; None means until somebody ends them.
 
+    A keep.json that says nothing of it, as one that a person wrote by hand, changes nothing.
+
     Raises:
         StoreError: the store did not answer.
     """
     try:
-        word = json.loads(store.get(KEY))
-    except (StoreKeyMissing, ValueError):
+        data = store.get(KEY)
+    except StoreKeyMissing:
         return end.keep_until
-    return float(word["until"]) if word.get("number") == end.number else end.keep_until
+    try:
+        word = json.loads(data)
+        if word["number"] != end.number:
+            return end.keep_until
+        until = float(word["until"])
+    except (ValueError, TypeError, KeyError):
+        until = math.nan
+    if math.isfinite(until):
+        return until
+    _beware(store.locate(KEY), data)
+    return end.keep_until
+
+
+@cache
+def _beware(location: str, data: bytes) -> None:
+    """Once, although it is looked at every few seconds."""
+    log.warning('%s is passed over: it has no "number" and "until", seconds since the epoch, but %r', location, data[:200])
 
 
 def carry_out(end: End, *, store: Store, group: Group) -> bool:
@@ -109,5 +129,5 @@ def moment(epoch: float) -> str:
 def _number(store: Store) -> int:
     try:
         return int(json.loads(store.get(RESULT))["number"])
-    except (StoreKeyMissing, ValueError, KeyError):
+    except (StoreKeyMissing, ValueError, TypeError, KeyError):
         return 0
