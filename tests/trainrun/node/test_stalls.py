@@ -102,6 +102,16 @@ def test_a_hang_is_told_also_where_nothing_can_be_kept(stalls_of, clock, tmp_pat
     assert stalls.reason.startswith("Rank 0 made no progress for 100 s at step 6")
 
 
+def test_a_process_that_is_stopped_may_not_take_longer(stalls_of, clock, tmp_path):
+    stalls = stalls_of()
+    stalls._state_of = lambda pid: "T"
+    ProgressFile(tmp_path, 0).write("between", step=5)
+    stalls.look()
+    clock.now = 101
+    stalls.look()
+    assert stalls.reason.startswith("Rank 0 made no progress for 100 s after step 5")
+
+
 def test_ranks_that_never_told_do_not_hang(stalls_of, clock, tmp_path):
     stalls = stalls_of()
     (tmp_path / progress.FOLDER).mkdir()

@@ -25,6 +25,8 @@ STATES = {
     "Z": "dead, and not taken note of",
 }
 """States of a process that explain why it makes no progress (proc(5))."""
+STOPPED = ("T", "t")
+"""Those that last until somebody ends them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +63,14 @@ def dump_ranks(state: Path, *, besides: Sequence[int] = ()) -> list[Dump]:
     return [_dump(rank, pid, state / stacks.FOLDER / str(rank), before[rank]) for rank, pid in sorted(ranks.items())]
 
 
+def state_of(pid: int) -> str:
+    """The state of a process, by the letter of proc(5); "?" where there is no such process, or no /proc."""
+    found = re.search(r"^State:\s+(\S)", _read(Path(f"/proc/{pid}/status")), flags=re.MULTILINE)
+    return found.group(1) if found else "?"
+
+
 def _dump(rank: int, pid: int, file: Path, before: int) -> Dump:
-    status = _read(Path(f"/proc/{pid}/status"))
-    found = re.search(r"^State:\s+(\S)", status, flags=re.MULTILINE)
-    letter = found.group(1) if found else "?"
+    letter = state_of(pid)
     stack = ""
     with suppress(OSError):
         stack = file.read_bytes()[before:].decode(errors="replace")

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from trainrun import progress
-from trainrun.node.dumps import Dump, dump_ranks
+from trainrun.node.dumps import STOPPED, Dump, dump_ranks, state_of
 from trainrun.progress import Progress
 from trainrun.store import Store, StoreError
 
@@ -37,6 +37,7 @@ class Stalls:
         node: str,
         no_progress: float,
         dump: Callable[[Path], list[Dump]] = dump_ranks,
+        state_of: Callable[[int], str] = state_of,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Args:
@@ -45,11 +46,12 @@ class Stalls:
         node: this instance's id.
         no_progress: seconds without progress after which a rank hangs; 0 never looks.
         dump: collects what the ranks do.
+        state_of: the state of a process, by the letter of proc(5).
         clock: seconds that only go forward.
         """
         self._state, self._store, self._node = state, store, node
         self._no_progress = no_progress
-        self._dump, self._clock = dump, clock
+        self._dump, self._state_of, self._clock = dump, state_of, clock
         self._seen: dict[int, _Seen] = {}
         self.reason = ""
         """Why the launch must end, once it must."""
@@ -72,7 +74,9 @@ class Stalls:
             self._send(files)
 
     def _allowed(self, one: Progress) -> float:
-        return (1.0 if one.phase == "training" else LONGER) * self._no_progress
+        """A process that is stopped does nothing that may take long."""
+        shorter = one.phase == "training" or self._state_of(one.pid) in STOPPED
+        return (1.0 if shorter else LONGER) * self._no_progress
 
     def _say(self, hung: Sequence[Progress], current: Sequence[Progress], dumps: Sequence[Dump], files: Sequence[Path]) -> str:
         first = hung[0]
