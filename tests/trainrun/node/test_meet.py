@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given, settings
@@ -242,6 +243,21 @@ def test_of_nodes_that_claim_at_once_exactly_one_succeeds(kind, aws, store):
     for thread in threads:
         thread.join()
     assert [claims.newest().node] == won
+
+
+def test_a_claim_of_a_newer_agent_is_read_without_the_fields_that_are_new(store):
+    store.put("rendezvous/00000001.json", json.dumps({**asdict(CLAIM), "colour": "red"}).encode())
+    assert Claims(store=store).newest() == CLAIM
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"\xff", b"{}"])
+def test_an_object_that_is_no_claim_is_followed_up(text, store, beacon, caplog):
+    assert Claims(store=store).take(CLAIM)
+    store.put("rendezvous/00000002.json", text)
+    store.put("rendezvous/notes.txt", b"of somebody")
+    met = meet_of("i-2", group=FixedGroup("i-2"), store=store, beacon=beacon.port).wait(timeout=5)
+    assert (met.claim.node, met.claim.generation) == ("i-2", 3)
+    assert "00000002.json is no claim" in caplog.text
 
 
 @settings(deadline=None, max_examples=60)

@@ -18,7 +18,7 @@ from trainrun.node.attachments import attached_volumes
 from trainrun.node.beacon import Beacon
 from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
 from trainrun.node.check import check, check_machine_again, told
-from trainrun.node.checks.runner import ChecksFailed
+from trainrun.node.checks.runner import Checked, ChecksFailed
 from trainrun.node.checks.versions import efa_installer
 from trainrun.node.claims import Claims
 from trainrun.node.command import torchrun_command
@@ -40,6 +40,7 @@ from trainrun.node.mpi import mpi_launch
 from trainrun.node.notices import RebalanceRecommendation, ScheduledEvents, SpotInterruption, Termination
 from trainrun.node.numa import Binding, bind
 from trainrun.node.outcome import AGAIN, DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed, Unfit
+from trainrun.node.patience import patiently
 from trainrun.node.periodic import Periodic
 from trainrun.node.places import Places
 from trainrun.node.prepare import prepare
@@ -149,34 +150,13 @@ class Agent:
         """
         try:
             with self.events.step("prepare") as report:
-                report.detail = prepare(
-                    spec=self.spec,
-                    places=self.places,
-                    node=self.identity.node,
-                    address=self.identity.address,
-                    attached=lambda: attached_volumes(node=self.identity.node, region=self.spec.region),
-                )
+                report.detail = patiently(self.prepare)
             leave_if_asked(self.places.stop_file)
             with self.events.step("software") as report:
-                self.software, report.detail = prepare_software(
-                    self.spec,
-                    image=self.software,
-                    places=self.places,
-                    node=self.identity.node,
-                    store=open_store(self.spec.storage.location).child("software"),
-                )
+                self.software, report.detail = patiently(self.prepare_software)
             leave_if_asked(self.places.stop_file)
             with self.events.step("check") as report:
-                found = check(
-                    spec=self.spec,
-                    software=self.software,
-                    places=self.places,
-                    node=self.identity.node,
-                    store=self.store,
-                    key=self.events.key,
-                    send=self.events.send,
-                )
-                self.binding = bind(self.spec.job, self.spec.cluster, software=self.software)
+                found, self.binding = patiently(self.check)
                 self.software.clear()
                 report.detail = f"{told(found)}; {self.binding}"
         except StepFailed as failure:
@@ -188,6 +168,54 @@ class Agent:
         except Unfit as failure:
             return self.unfit(failure)
         return self.finish(outcome)
+
+    def prepare(self) -> str:
+        """Make the node ready; may run again. Returns what was done.
+
+        Raises:
+            StepFailed: it cannot be.
+        """
+        leave_if_asked(self.places.stop_file)
+        return prepare(
+            spec=self.spec,
+            places=self.places,
+            node=self.identity.node,
+            address=self.identity.address,
+            attached=lambda: attached_volumes(node=self.identity.node, region=self.spec.region),
+        )
+
+    def prepare_software(self) -> tuple[Software, str]:
+        """Have what the job runs with; may run again. Returns it, and what was done.
+
+        Raises:
+            StepFailed: it cannot be had.
+        """
+        leave_if_asked(self.places.stop_file)
+        return prepare_software(
+            self.spec,
+            image=self.software,
+            places=self.places,
+            node=self.identity.node,
+            store=open_store(self.spec.storage.location).child("software"),
+        )
+
+    def check(self) -> tuple[list[Checked], Binding]:
+        """Look at the node; may run again. Returns what was found, and how ranks are bound.
+
+        Raises:
+            StepFailed: it is not what the job was promised.
+        """
+        leave_if_asked(self.places.stop_file)
+        found = check(
+            spec=self.spec,
+            software=self.software,
+            places=self.places,
+            node=self.identity.node,
+            store=self.store,
+            key=self.events.key,
+            send=self.events.send,
+        )
+        return found, bind(self.spec.job, self.spec.cluster, software=self.software)
 
     def unfit(self, failure: StepFailed) -> int:
         """Have this node replaced, or end the run when too many were. Returns the agent's exit code.

@@ -8,9 +8,15 @@ that is alive, and it stays put: a newcomer follows the newest claim however old
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import logging
+import re
+from dataclasses import asdict, dataclass, fields
 
 from trainrun.store import Store
+
+KEY = re.compile(r"(\d{8})\.json")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +45,21 @@ class Claims:
         self._store, self._ready = store.child("rendezvous"), store.child("ready")
 
     def newest(self) -> Claim | None:
-        """The claim that holds, or None before the first.
+        """The claim that holds, or None before the first. What cannot be read as one counts as a host that has resigned.
 
         Raises:
             StoreError: the store did not answer.
         """
-        keys = [stored.key for stored in self._store.list()]
+        keys = [stored.key for stored in self._store.list() if KEY.fullmatch(stored.key)]
         if not keys:
             return None
-        return Claim(**json.loads(self._store.get(max(keys))))
+        key = max(keys)
+        generation = int(key.removesuffix(".json"))
+        try:
+            return _claim_of(self._store.get(key), generation)
+        except (ValueError, TypeError) as error:
+            log.warning("%s is no claim (%s); whoever comes first follows it up.", self._store.locate(key), error)
+            return Claim(generation=generation, node="", address="", port=0, beacon=0)
 
     def come(self, claim: Claim, *, node: str) -> None:
         """Show that a node is there and follows a claim.
@@ -73,3 +85,16 @@ class Claims:
             StoreError: the store did not answer.
         """
         return self._store.put_new(f"{claim.generation:08d}.json", json.dumps(asdict(claim)).encode())
+
+
+def _claim_of(text: bytes, generation: int) -> Claim:
+    """The claim in an object. Fields that it does not know, of an agent newer than this, are left out.
+
+    Raises:
+        ValueError, TypeError: it is none.
+    """
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise TypeError(f"it is {type(found).__name__}")
+    known = {field.name: found[field.name] for field in fields(Claim) if field.name in found}
+    return Claim(**{**known, "generation": generation})

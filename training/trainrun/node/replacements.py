@@ -2,8 +2,8 @@
 
 A record for each such node is put in the run's folder: ``replacements/<instance>.json``. Each node puts down its own before it
 counts, so that of several that fail at once none is missed; they may then count one another, and end the run a little early.
-A node that cannot reach the run's folder cannot count, and so is not replaced: it tells why on its console and is looked at again,
-for ever. A store that does not answer is no fault of a node, and is never counted.
+A node that cannot reach the run's folder cannot count, and so is not replaced: it tells why on its console and is looked at
+again, for ever. A store that does not answer is no fault of a node, and is never counted.
 """
 
 from __future__ import annotations
