@@ -123,6 +123,10 @@ class TestFinish:
         assert asked_to_end(file) == ""
         file.write_text("End the run: the data is wrong\n")
         assert asked_to_end(file) == "the data is wrong"
+        file.write_text("30 seconds left; end the run: the data is wrong; spot interruption notice")
+        assert asked_to_end(file) == "the data is wrong; spot interruption notice"
+        file.write_text("30 end the run")
+        assert asked_to_end(file) == "by hand"
 
 
 class TestResult:

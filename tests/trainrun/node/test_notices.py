@@ -411,6 +411,43 @@ class TestSeveral:
         node.look()
         assert node.seconds() == 40
 
+    def test_a_person_who_ends_the_run_is_not_overruled_by_a_notice(self, node):
+        (node.folder / "stop").write_text("End the run: the data is wrong\n")
+        node.items[SPOT] = spot()
+        node.look()
+        assert node.stop().startswith("90 seconds left; end the run: the data is wrong; spot interruption notice")
+        node.items[LIFECYCLE] = "Terminated"
+        node.look()
+        node.departure.carry_out()
+        assert (node.departure.ends_run, "replace" in node.group.told) == ("the data is wrong", False)
+
+    def test_a_person_who_gives_less_time_gives_less_time(self, node):
+        (node.folder / "stop").write_text("20 maintenance\n")
+        node.items[SPOT] = spot(40)
+        node.look()
+        assert 15 <= node.seconds() <= 20
+
+    @pytest.mark.parametrize("taken_back", [False, True])
+    def test_the_next_agent_carries_out_what_one_that_was_killed_was_asked_for(self, node, taken_back):
+        (node.folder / "drills/spot").mkdir(parents=True)
+        (node.folder / "drills" / SPOT).write_text(spot())
+        with node.departure.training():
+            node.look()
+        if taken_back:
+            (node.folder / "stop").unlink()
+        for _ in range(2):
+            again = Node(node.folder)
+            again.look()
+            again.departure.carry_out()
+            assert again.group.told == ([] if taken_back else ["replace"])
+
+    def test_the_next_agent_ends_the_run_that_one_was_to_end(self, node):
+        node.ends = node.now
+        node.look()
+        assert Node(node.folder).departure.ends_run == node.departure.ends_run != ""
+        (node.folder / "departure.json").write_text("[]")
+        assert Node(node.folder).departure.ends_run == ""
+
     def test_a_notice_while_the_store_is_down_delays_nothing(self, tmp_path):
         class Down(DirectoryStore):
             def put(self, key, data):

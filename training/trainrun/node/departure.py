@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import re
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainrun.deadline import seconds_in
 from trainrun.node.files import write_whole
 from trainrun.node.group import Group
 from trainrun.node.metadata import MetadataError
@@ -21,8 +25,16 @@ from trainrun.spec_cluster import hook_heartbeat
 LINGER_SECONDS = 2.0
 TELLING_SECONDS = 600.0
 """For the group to take word that this node is to be replaced; then EC2's own end of the instance has to do."""
+END_THE_RUN = "end the run"
+ENDS_THE_RUN = re.compile(rf"(?:[\d.]+(?:\s+seconds left)?[\s;:,.-]+)?{END_THE_RUN}\b(.*)", re.IGNORECASE | re.DOTALL)
 
 log = logging.getLogger(__name__)
+
+
+def asks_to_end(text: str) -> str:
+    """Why the whole run is to end, as a stop file says that begins with "end the run", maybe after its seconds; "" for others."""
+    found = ENDS_THE_RUN.match(text.strip())
+    return (found[1].strip(" \t\n:;,.-") or "by hand") if found else ""
 
 
 def leave_if_asked(stop_file: Path) -> None:
@@ -35,7 +47,11 @@ def leave_if_asked(stop_file: Path) -> None:
 
 
 class Departure:
-    """Asks the ranks to save and leave, and tells the group when they have. Its methods may be called from any thread."""
+    """Asks the ranks to save and leave, and tells the group when they have. Its methods may be called from any thread.
+
+    What else the notices wish is kept in departure.json beside the stop file for as long as that is there, so that the next
+    agent carries it out if this one dies.
+    """
 
     def __init__(self, *, stop_file: Path, stop_grace: float, group: Group, hook: str) -> None:
         """Args:
@@ -45,6 +61,7 @@ class Departure:
         hook: name of the group's lifecycle hook; empty means none.
         """
         self._stop_file, self._stop_grace = stop_file, stop_grace
+        self._wish_file = stop_file.with_name("departure.json")
         self._group, self._hook = group, hook
         self._lock = threading.Lock()
         self._training = False
@@ -54,21 +71,36 @@ class Departure:
         self._released = not hook
         self.ends_run = ""
         """Why the whole run is to end, once it is."""
+        self._written = ""
+        self._take_over()
 
     def ask(self, notice: Notice) -> float:
-        """Ask the ranks to save and leave. Returns the seconds that they have; of several notices the first to end counts."""
+        """Ask the ranks to save and leave. Returns the seconds that they have; of several notices the first to end counts.
+
+        So it does of a notice and a person's stop file, and if that ends the run, the run ends.
+        """
         seconds = self._stop_grace if notice.seconds is None else min(self._stop_grace, notice.seconds)
-        deadline = time.monotonic() + seconds
         with self._lock:
+            words = ""
+            text, left = self._by_hand()
+            seconds = min(seconds, left)
+            deadline = time.monotonic() + seconds
+            if reason := asks_to_end(text):
+                words = f"{END_THE_RUN}: {reason}; "
+                self.ends_run = self.ends_run or reason
             if notice.wish == "replace":
                 self._replace = self._replace or notice.text
             if notice.wish == "end the run":
-                self.ends_run = notice.text
+                self.ends_run = self.ends_run or notice.text
+            if self._replace or self.ends_run:
+                write_whole(self._wish_file, json.dumps({"replace": self._replace, "ends_run": self.ends_run}))
             if self._deadline is None:
                 self._heartbeat_at = time.monotonic() + hook_heartbeat(self._stop_grace) / 2
             if self._deadline is None or deadline < self._deadline or not self._stop_file.exists():
                 self._deadline = deadline
-                write_whole(self._stop_file, f"{seconds:.0f} seconds left; {notice.text}\n")
+                written = f"{seconds:.0f} seconds left; {words}{notice.text}\n"
+                write_whole(self._stop_file, written)
+                self._written = written
         return seconds
 
     @contextmanager
@@ -123,6 +155,29 @@ class Departure:
                 log.warning("Asking again whether the group ends this node: %s", error)
             if not self._released:
                 time.sleep(LINGER_SECONDS)
+
+    def _take_over(self) -> None:
+        """Take over what notices asked of an agent that is gone, unless a person has taken it back by deleting the stop file."""
+        if not self._stop_file.exists():
+            with suppress(OSError):
+                self._wish_file.unlink()
+            return
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            wish = json.loads(self._wish_file.read_text(encoding="utf-8"))
+            self._replace, self.ends_run = str(wish["replace"]), str(wish["ends_run"])
+            self._deadline = time.monotonic()  # its ranks are gone
+            log.info("An agent before this one was asked to leave: %s", wish)
+
+    def _by_hand(self) -> tuple[str, float]:
+        """What the stop file says that somebody else has written, and the seconds that are left of those that it gives."""
+        try:
+            text = self._stop_file.read_text(encoding="utf-8", errors="replace")
+            age = max(0.0, time.time() - self._stop_file.stat().st_mtime)
+        except OSError:
+            return "", math.inf
+        if text == self._written:
+            return "", math.inf
+        return text, max(0.0, seconds_in(text, otherwise=math.inf) - age)
 
     def _tell(self) -> None:
         with self._lock:

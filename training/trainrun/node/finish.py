@@ -9,6 +9,7 @@ from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainrun.node.departure import asks_to_end
 from trainrun.node.group import Group
 from trainrun.node.keep import moment
 from trainrun.node.metric_files import MetricFiles
@@ -21,7 +22,6 @@ from trainrun.spec import RunSpec
 from trainrun.store import Store, StoreError
 
 STORE_SECONDS = 600.0
-END_THE_RUN = "end the run"
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +74,9 @@ def kept_text(end: End) -> str:
 def asked_to_end(stop_file: Path) -> str:
     """Why a person has the whole run stop: the words of a stop file that begins with "end the run"; "" where they do not."""
     try:
-        text = stop_file.read_text(encoding="utf-8", errors="replace").strip()
+        return asks_to_end(stop_file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
-    if not text.lower().startswith(END_THE_RUN):
-        return ""
-    return text[len(END_THE_RUN) :].strip(" :;,.-") or "by hand"
 
 
 def _tell(end: End, *, spec: RunSpec, store: Store) -> str:
