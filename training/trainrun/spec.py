@@ -158,7 +158,8 @@ class TimeoutSpec:
     """How long to wait, in seconds."""
 
     meet: int = 900
-    """For the group to have nodes_min nodes in service."""
+    """For the group to have nodes_min nodes in service, before the run's nodes have ever met: then it has failed. Afterwards they
+    wait for as long as it takes, and tell each time so many seconds have passed what is missing."""
     rendezvous: int = 600
     """For the nodes of a launch to find each other."""
     peer_lost: int = 10

@@ -20,7 +20,7 @@ from trainrun.node.meet import Meet, Meeting, Silence
 from trainrun.node.metadata import Identity
 from trainrun.node.outcome import Leave, StepFailed
 from trainrun.spec import ClusterSpec
-from trainrun.store import open_store
+from trainrun.store import StoreError, open_store
 
 
 class FixedGroup:
@@ -40,7 +40,7 @@ def beacon():
         yield beacon
 
 
-def meet_of(node, *, group, store, beacon=1, nodes_min=1, usable=(), peer_lost=0.0, ended=lambda: ""):
+def meet_of(node, *, group, store, beacon=1, nodes_min=1, usable=(), peer_lost=0.0, ended=lambda: "", **others):
     cluster = ClusterSpec(
         name="c", instance_type="c7i.large", nodes_min=nodes_min, nodes_desired=4, nodes_max=4, nodes_usable=usable
     )
@@ -53,7 +53,16 @@ def meet_of(node, *, group, store, beacon=1, nodes_min=1, usable=(), peer_lost=0
         cluster=cluster,
         peer_lost=peer_lost,
         ended=ended,
+        **others,
     )
+
+
+class Told(Exception):
+    """Ends a wait that would go on, when it tells what it waits for."""
+
+
+def stop_waiting(text):
+    raise Told(text)
 
 
 @pytest.fixture
@@ -114,8 +123,8 @@ def test_a_host_that_is_dead_but_still_listed_is_followed_up_after_peer_lost(sto
     group = FixedGroup("i-1", "i-2")
     with Beacon(address="127.0.0.1") as dying:
         meet_of("i-1", group=group, store=store, beacon=dying.port).wait(timeout=5)
-    with pytest.raises(StepFailed, match=r"The rendezvous host i-1 does not answer.*security group"):
-        meet_of("i-2", group=group, store=store, beacon=beacon.port, peer_lost=1000).wait(timeout=0.7)
+    with pytest.raises(Told, match=r"The rendezvous host i-1 does not answer.*security group"):
+        meet_of("i-2", group=group, store=store, beacon=beacon.port, peer_lost=1000, report=stop_waiting).wait(timeout=0.7)
     met = meet_of("i-2", group=group, store=store, beacon=beacon.port, peer_lost=0.6).wait(timeout=5)
     assert (met.claim.node, met.claim.generation) == ("i-2", 2)
 
@@ -150,6 +159,31 @@ def test_too_few_nodes_in_service_is_said(store):
     meet = meet_of("i-1", group=FixedGroup("i-1"), store=store, nodes_min=2)
     with pytest.raises(StepFailed, match=r"within 0.2 s .timeouts.meet.. 1 of at least 2 nodes.*activity history"):
         meet.wait(timeout=0.2)
+
+
+def test_a_run_that_has_begun_waits_on_for_nodes_and_tells_so(store, beacon):
+    group = FixedGroup("i-1", "i-2")
+    meet_of("i-1", group=group, store=store, beacon=beacon.port).wait(timeout=5)
+    del group.lifecycle["i-1"]
+    told = []
+
+    def tell(text):
+        told.append(text)
+        if len(told) == 2:
+            group.lifecycle["i-3"] = "InService"
+
+    late = meet_of("i-2", group=group, store=store, beacon=beacon.port, nodes_min=2, report=tell)  # of a new agent, too
+    assert late.wait(timeout=0.1).claim.node == "i-2"
+    assert len(told) == 2 and "The run has begun, so that they wait on. 1 of at least 2 nodes are in service" in told[0]
+
+
+def test_a_store_that_is_away_for_long_ends_no_run(store, monkeypatch):
+    def newest(_):
+        raise StoreError("no way to S3")
+
+    monkeypatch.setattr(Claims, "newest", newest)
+    with pytest.raises(Told, match="A request failed: no way to S3"):
+        meet_of("i-1", group=FixedGroup("i-1"), store=store, report=stop_waiting).wait(timeout=0.2)
 
 
 def test_a_group_without_capacity_lets_the_node_go(store):

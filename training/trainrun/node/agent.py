@@ -294,6 +294,7 @@ class Agent:
                 ended=self.result.ended,
                 broken=self.result.broken,
                 leave_if_asked=lambda: leave_if_asked(self.places.stop_file),
+                report=lambda text: self.events.report("recover", "done", detail=text),
             )
             train = Train(
                 spec=self.spec,

@@ -70,6 +70,7 @@ class Meet:
         ended: Callable[[], str],
         broken: Callable[[], str] = lambda: "",
         leave_if_asked: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = log.info,
     ) -> None:
         """Args:
         identity: this node.
@@ -82,6 +83,7 @@ class Meet:
         ended: why the run is over, or "" while it is not.
         broken: why it is over without having succeeded, or "".
         leave_if_asked: raises `Leave` when this node was given notice.
+        report: is told from time to time what is waited for.
         """
         self._identity = identity
         self._port = port
@@ -93,33 +95,42 @@ class Meet:
         self._ended = ended
         self._broken = broken
         self._leave_if_asked = leave_if_asked
+        self._report = report
+        self._met = False
 
     def wait(self, *, timeout: float) -> Meeting:
         """Wait until enough nodes are in service and a live one of them hosts the rendezvous.
 
-        Requests that fail are tried again until the time is over: a node outlives a bad hour of a service.
+        Requests that fail are tried again: a node outlives a bad hour of a service. The time runs out only on a run whose nodes
+        have never met, where a setting may be wrong. One that has begun waits on, and tells each ``timeout`` seconds for what.
 
         Raises:
             Leave: the run has ended, or the group lets this node go.
             StepFailed: not met in time.
         """
-        deadline = time.monotonic() + timeout
+        began = time.monotonic()
+        deadline = began + timeout
         silence = Silence()
         problem = ""
-        while time.monotonic() < deadline:
+        while True:
+            if time.monotonic() >= deadline:
+                if not self._has_met():
+                    raise StepFailed(f"The nodes did not meet within {timeout:g} s (timeouts.meet). {problem}")
+                waited = time.monotonic() - began
+                self._report(f"The nodes have not met for {waited:.0f} s. The run has begun, so that they wait on. {problem}")
+                deadline = time.monotonic() + timeout
             self._leave_if_asked()
             try:
                 found = self._try(silence)
             except (BotoCoreError, ClientError, StoreError) as error:
                 found = f"A request failed: {error}"
             if isinstance(found, Meeting):
+                self._met = True
                 return found
             if found != problem:
                 log.info("Waiting. %s", found)
             problem = found
-            waited = timeout - (deadline - time.monotonic())
-            time.sleep(min(SLOWEST_POLL_SECONDS, max(POLL_SECONDS, waited / 20)))
-        raise StepFailed(f"The nodes did not meet within {timeout:g} s (timeouts.meet). {problem}")
+            time.sleep(min(SLOWEST_POLL_SECONDS, max(POLL_SECONDS, (time.monotonic() - began) / 20)))
 
     def lost(self, meeting: Meeting, silence: Silence) -> str:
         """Why the nodes must meet anew although torchrun goes on, or "".
@@ -153,6 +164,14 @@ class Meet:
         Returns at once and is done beside: the ranks are saving meanwhile, and a slow store must not hold them up.
         """
         threading.Thread(target=self._resign, name="resign", daemon=True).start()
+
+    def _has_met(self) -> bool:
+        """Whether nodes of this run have ever met; True, too, where the store does not tell: it could take no result either."""
+        try:
+            self._met = self._met or self._claims.newest() is not None
+        except StoreError:
+            return True
+        return self._met
 
     def _try(self, silence: Silence) -> Meeting | str:
         """One attempt: the meeting, or what is waited for."""

@@ -1,4 +1,4 @@
-"""Trying again, for some minutes, what failed by something that may pass, such as a request to AWS; then it is the node's fault."""
+"""Trying again, for some minutes, what failed by something that may pass, such as a request to AWS; then the node is unfit."""
 
 from __future__ import annotations
 
