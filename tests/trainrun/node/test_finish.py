@@ -314,7 +314,7 @@ class TestNotify:
             "The last checkpoint is of step 5: s3://bucket/llama/step-000000005",
             "summary.json",
             "2 nodes of p5.48xlarge are kept for you to look at until 2025-12-24 11:30 UTC, and are ended then.",
-            "python -m trainrun keep --minutes 240",
+            "on any of them: sudo /opt/traincluster/bin/trainrun keep --minutes 240",
             "delete s3://bucket/llama/result.json",
         ):
             assert part in text

@@ -1,7 +1,7 @@
 """Keep the nodes of a run that has ended for looking at, and end them when the time is over.
 
 Every node that is kept waits by itself, so that the loss of any, or a restart, changes nothing: when the time is over is in
-result.json, and in keep.json when a person has said otherwise (``python -m trainrun keep --minutes N``).
+result.json, and in keep.json when a person has said otherwise (``trainrun keep --minutes N``).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import boto3
@@ -13,6 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from trainrun.node.keep import moment
+from trainrun.node.places import Places
 from trainrun.node.ready import shortened
 from trainrun.node.result import End
 from trainrun.spec import RunSpec
@@ -108,8 +110,8 @@ def _costs(end: End, spec: RunSpec) -> list[str]:
 
 
 def keep_command(minutes: int) -> str:
-    """What a person types on a node."""
-    return f"sudo PYTHONPATH=/opt/traincluster/payload /opt/pytorch/bin/python -m trainrun keep --minutes {minutes}"
+    """What a person types on a node, whatever Python its agent runs with."""
+    return f"sudo {Places(root=Path('/')).program} keep --minutes {minutes}"
 
 
 def end_location(spec: RunSpec) -> str:
