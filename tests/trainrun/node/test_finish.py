@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from dataclasses import replace
 
 import pytest
+from botocore.exceptions import BotoCoreError
 
 from trainrun.__main__ import main
 from trainrun.directory import DirectoryStore
@@ -14,7 +16,7 @@ from trainrun.node.finish import asked_to_end, finish
 from trainrun.node.keep import carry_out, keep, kept_until
 from trainrun.node.metric_files import MetricFiles
 from trainrun.node.notify import message, notify, subject
-from trainrun.node.outcome import Outcome
+from trainrun.node.outcome import Outcome, Signalled
 from trainrun.node.result import End, Result, digest
 from trainrun.node.summary import cause_of, summarize
 from trainrun.spec import ClusterSpec, JobSpec, MonitoringSpec, RunSpec, ShutdownSpec, StorageSpec
@@ -100,6 +102,37 @@ class TestFinish:
         store.delete(["result.json"])
         assert finished(store, tmp_path, "failed", group=group, on_failure="scale_to_zero")[0].then == "scale_to_zero"
         assert group.scaled == 1
+
+    def test_one_node_tells_and_only_once_the_group_goes(self, store, tmp_path, monkeypatch):
+        told, group = [], FakeGroup(store)
+
+        def summarize_slowly(*_, **__):
+            told.append(group.scaled)
+            signal.raise_signal(signal.SIGTERM)  # the node is shut down, for the group goes
+            return {"state": "succeeded"}
+
+        def leave(*_):
+            raise Signalled("asked to stop")
+
+        monkeypatch.setattr("trainrun.node.finish.summarize", summarize_slowly)
+        before = signal.signal(signal.SIGTERM, leave)
+        try:
+            with pytest.raises(Signalled):
+                finished(store, tmp_path, "succeeded", group=group)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        assert store.get("summary.json")
+        end, _ = finished(store, tmp_path, "succeeded", group=group, node="i-2")
+        assert (told, end.node, group.scaled) == ([1], "i-1", 2)
+
+    def test_people_are_told_although_the_group_cannot_be_scaled(self, store, tmp_path):
+        class Stuck(FakeGroup):
+            def scale_to_zero(self):
+                raise BotoCoreError
+
+        with pytest.raises(BotoCoreError):
+            finished(store, tmp_path, "succeeded", group=Stuck(store))
+        assert store.get("summary.json")
 
     def test_a_run_that_stops_for_its_capacity_is_never_kept(self, store, tmp_path):
         assert finished(store, tmp_path, "stopped", on_success="keep")[0].then == "scale_to_zero"

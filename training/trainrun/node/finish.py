@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -29,10 +33,11 @@ log = logging.getLogger(__name__)
 def finish(
     outcome: Outcome, *, spec: RunSpec, store: Store, result: Result, metric_files: MetricFiles, group: Group
 ) -> tuple[End, str]:
-    """Send the last metrics, put the result down, tell people, and let the group go where the document says so.
+    """Send the last metrics, put the result down, let the group go where the document says so, and tell people.
 
-    The capacity changes only once the result is durable: nobody could tell the end from a loss otherwise. Of several nodes
-    that end the run at the same time the first one's result counts, for all of them.
+    The capacity changes only once the result is durable: nobody could tell the end from a loss otherwise. It does so before
+    people are told, which takes a while where there are many nodes. Of several nodes that end the run at the same time the
+    first one's result counts, for all of them, and that one tells.
 
     Returns:
         The end that counts, and what was done. Where nodes are kept, that is all so far (`trainrun.node.keep`).
@@ -52,12 +57,15 @@ def finish(
                 raise
             log.exception("The result is not durable yet; trying again.")
             time.sleep(5.0)
-    said = _tell(end, spec=spec, store=store)
-    if end.then == "scale_to_zero":
-        group.scale_to_zero()
-        done = "the group is scaled to zero"
-    else:
-        done = kept_text(end)
+    done, said = kept_text(end), ""
+    try:
+        if end.then == "scale_to_zero":
+            group.scale_to_zero()
+            done = "the group is scaled to zero"
+    finally:
+        if end.node == result.node:
+            with _unhurried():
+                said = _tell(end, spec=spec, store=store)
     return end, "; ".join([end.state, done, *([said] if said else [])])
 
 
@@ -77,6 +85,25 @@ def asked_to_end(stop_file: Path) -> str:
         return asks_to_end(stop_file.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return ""
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Finish a block when this node, whose group ends it, is shut down meanwhile; the request to stop holds afterwards.
+
+    The service manager waits for as long as ranks may take to save.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        if asked.is_set():
+            signal.raise_signal(signal.SIGTERM)
 
 
 def _tell(end: End, *, spec: RunSpec, store: Store) -> str:

@@ -76,7 +76,8 @@ class Result:
         members: the nodes that are in the group, this one perhaps not yet.
         since: epoch at which this node's agent started; None means now.
         """
-        self._store, self._node, self._document, self._members = store, node, document, members
+        self.node = node
+        self._store, self._document, self._members = store, document, members
         self._since = time.time() if since is None else since
 
     def end(self) -> End | None:
@@ -92,7 +93,7 @@ class Result:
         end = self._read(KEY)
         if end is None or end.document != self._document:
             return None
-        if self._node in end.nodes or set(end.nodes) & set(self._members()):
+        if self.node in end.nodes or set(end.nodes) & set(self._members()):
             return end
         return None
 
@@ -133,11 +134,11 @@ class Result:
             state=outcome.state,
             reason=outcome.reason,
             time=now,
-            node=self._node,
+            node=self.node,
             step=step,
             steps=steps,
             number=self._newest() + 1,
-            nodes=tuple(sorted({self._node, *self._members()})),
+            nodes=tuple(sorted({self.node, *self._members()})),
             document=self._document,
             then=then,
             keep_until=now + 60.0 * (shutdown.keep_minutes or 0) if keeps else None,
