@@ -242,6 +242,49 @@ class TestSparesOfELA10:
             assert "no more: i-1 hosts it now" in meet.lost(meeting, Silence())
             assert meet.wait(timeout=5).claim.nodes == 4
 
+    def meets_but_for_one(self, *, store, beacon, rendezvous):
+        """Four are in service, of which i-4 never comes; the host, the others, and their first meetings."""
+        group = FixedGroup("i-1", "i-2", "i-3", "i-4", desired=4)
+        settings = {"group": group, "store": store, "beacon": beacon.port, "usable": (2, 4), "rendezvous": rendezvous}
+        meets = [meet_of(f"i-{n}", **settings, peer_lost=1000) for n in (1, 2, 3)]
+        return group, meets, [meet.wait(timeout=5) for meet in meets]
+
+    def test_who_is_in_service_but_does_not_come_is_waited_for_one_rendezvous_long(self, store, beacon):
+        _, (host, *others), meetings = self.meets_but_for_one(store=store, beacon=beacon, rendezvous=0.3)
+        assert [meeting.claim.nodes for meeting in meetings] == [4, 4, 4]
+        time.sleep(0.35)  # until torchrun's rendezvous gives up
+        smaller = host.wait(timeout=5)
+        assert (smaller.claim.nodes, smaller.claim.generation) == (2, 2)
+        assert [meet.wait(timeout=5).claim for meet in others] == 2 * [smaller.claim]
+        assert host.wait(timeout=5).claim == smaller.claim  # as after a rank's crash
+        assert host.lost(smaller, Silence()) == ""
+
+    def test_who_comes_late_is_let_in(self, store, beacon):
+        group, (host, *others), _ = self.meets_but_for_one(store=store, beacon=beacon, rendezvous=0.3)
+        time.sleep(0.35)
+        smaller = host.wait(timeout=5)
+        late = meet_of("i-4", group=group, store=store, usable=(2, 4), peer_lost=1000)
+        for meet in (*others, late):
+            meet.wait(timeout=5)
+        assert host.lost(smaller, Silence()) == "4 nodes are ready, of which 4 can train together: 2 did."
+        assert host.wait(timeout=5).claim.nodes == 4
+
+    def test_a_launch_that_all_came_to_says_nothing_of_a_replacement_that_boots(self, store, beacon):
+        group, (host, *_), (meeting, *_) = self.meets_but_for_one(store=store, beacon=beacon, rendezvous=0.3)
+        meet_of("i-4", group=group, store=store, usable=(2, 4), peer_lost=1000).wait(timeout=5)
+        assert host.lost(meeting, Silence()) == ""
+        time.sleep(0.35)  # they train
+        del group.lifecycle["i-4"]
+        group.lifecycle["i-5"] = "InService"
+        assert host.wait(timeout=5).claim == meeting.claim
+        time.sleep(0.35)
+        assert host.wait(timeout=5).claim.nodes == 2
+
+    def test_too_few_without_who_does_not_come_wait_for_it(self, store, beacon):
+        group = FixedGroup("i-1", "i-2", desired=4)
+        host = meet_of("i-1", group=group, store=store, beacon=beacon.port, usable=(2, 4), peer_lost=1000, rendezvous=0.0)
+        assert [host.wait(timeout=5).claim.nodes for _ in range(3)] == [2, 2, 2]
+
     def test_one_is_too_few(self, store, beacon):
         _, (meet,) = self.meets("i-1", store=store, beacon=beacon)
         with pytest.raises(StepFailed, match=r"1 of at least 2 nodes are in service in nodes \(the batch divides among 2, 4\)"):

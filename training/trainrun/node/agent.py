@@ -291,6 +291,7 @@ class Agent:
                 claims=Claims(store=self.store),
                 cluster=self.spec.cluster,
                 peer_lost=self.spec.timeouts.peer_lost,
+                rendezvous=self.spec.timeouts.rendezvous,
                 ended=self.result.ended,
                 broken=self.result.broken,
                 leave_if_asked=lambda: leave_if_asked(self.places.stop_file),

@@ -54,6 +54,46 @@ class Silence:
         return time.monotonic() - self._since
 
 
+class Absence:
+    """Nodes in service that do not come, as seen by the host: what is in service may be stopped, or not fit, and never come."""
+
+    def __init__(self, *, patience: float) -> None:
+        """Args:
+        patience: for how long those in service are waited for.
+        """
+        self._patience = patience
+        self._short_since: float | None = None
+        self.nodes: set[str] = set()
+        """Those that are waited for no longer."""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody is still waited for."""
+        return self._short_since is not None
+
+    def begin(self) -> None:
+        """Begin to wait for those that are to come to a new claim."""
+        self._short_since = time.monotonic()
+
+    def look(self, *, wanted: int, came: set[str], in_service: set[str]) -> None:
+        """Note who has come to a claim.
+
+        Args:
+            wanted: how many nodes it is for.
+            came: those that have followed it, this one included.
+            in_service: those that could.
+        """
+        self.nodes &= in_service - came
+        if len(came & in_service) >= wanted:
+            self._short_since = None
+            return
+        if self._short_since is None:
+            self._short_since = time.monotonic()
+        if time.monotonic() - self._short_since >= self._patience:
+            self._short_since = None
+            self.nodes |= in_service - came
+
+
 class Meet:
     """How one node meets its peers, at first and after each loss."""
 
@@ -67,6 +107,7 @@ class Meet:
         claims: Claims,
         cluster: ClusterSpec,
         peer_lost: float,
+        rendezvous: float = 600.0,
         ended: Callable[[], str],
         broken: Callable[[], str] = lambda: "",
         leave_if_asked: Callable[[], None] = lambda: None,
@@ -80,6 +121,7 @@ class Meet:
         claims: the run's claims.
         cluster: how many nodes can train together.
         peer_lost: seconds of silence after which a host that is still listed counts as lost.
+        rendezvous: seconds for which nodes that are in service are counted on to come.
         ended: why the run is over, or "" while it is not.
         broken: why it is over without having succeeded, or "".
         leave_if_asked: raises `Leave` when this node was given notice.
@@ -97,6 +139,7 @@ class Meet:
         self._leave_if_asked = leave_if_asked
         self._report = report
         self._met = False
+        self._absence = Absence(patience=rendezvous)
 
     def wait(self, *, timeout: float) -> Meeting:
         """Wait until enough nodes are in service and a live one of them hosts the rendezvous.
@@ -151,9 +194,13 @@ class Meet:
 
     def _more(self, claim: Claim, view: View) -> str:
         """Why this host is to let more nodes train together than do, or ""."""
-        if claim.node != self._identity.node or claim.nodes == self._cluster.usable(len(view.in_service())):
+        if claim.node != self._identity.node:
             return ""
-        ready = self._claims.who_came(claim) & view.in_service()
+        if claim.nodes == self._cluster.usable(len(view.in_service())) and not self._absence.is_awaited:
+            return ""
+        came = self._claims.who_came(claim)
+        self._absence.look(wanted=claim.nodes, came=came, in_service=view.in_service())
+        ready = came & view.in_service()
         if self._cluster.usable(len(ready)) <= claim.nodes:
             return ""
         return f"{len(ready)} nodes are ready, of which {self._cluster.usable(len(ready))} can train together: {claim.nodes} did."
@@ -202,15 +249,29 @@ class Meet:
                 f"The rendezvous host {claim.node} does not answer on {claim.address}:{claim.beacon}. "
                 "If it is alive, does the security group allow all traffic between its own members, in and out?"
             )
-        nodes = size if self._cluster.nodes_usable else 0
         is_own = claim is not None and claim.node == self._identity.node
+        nodes = self._size(claim if is_own and usable == "yes" else None, present) if self._cluster.nodes_usable else 0
         if claim is None or usable == "no" or (is_own and claim.nodes != nodes):
             claim = self._own_claim(claim.generation + 1 if claim else 1, nodes=nodes)
             if not self._claims.take(claim):
                 return "Another node was faster to claim the rendezvous; its claim is read next."
+            self._absence.begin()
         if claim.nodes:
             self._claims.come(claim, node=self._identity.node)
         return Meeting(claim=claim, in_service=len(present), expected=max(view.desired, len(present)))
+
+    def _size(self, claim: Claim | None, present: set[str]) -> int:
+        """How many nodes a claim of this node's is for: of those present, but for those that have not come for long.
+
+        Args:
+            claim: this node's last one, if it holds.
+            present: the nodes in service, this one included.
+        """
+        if claim is not None and claim.nodes:
+            came = self._claims.who_came(claim) | {self._identity.node}
+            self._absence.look(wanted=claim.nodes, came=came, in_service=present)
+        # Too few without the absent: all are waited for.
+        return self._cluster.usable(len(present - self._absence.nodes)) or self._cluster.usable(len(present))
 
     def _resign(self) -> None:
         try:
