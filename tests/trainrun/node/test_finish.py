@@ -57,8 +57,8 @@ class FakeGroup:
             self.result_when_scaled = json.loads(self._store.get("result.json"))
 
 
-def result_of(store, node="i-1", *, group=None, spec=SPEC, since=None):
-    return Result(store=store, node=node, document=digest(spec), members=(group or FakeGroup()).members, since=since)
+def result_of(store, node="i-1", *, group=None, spec=SPEC, seen=None):
+    return Result(store=store, node=node, document=digest(spec), members=(group or FakeGroup()).members, seen=seen)
 
 
 def finished(store, tmp_path, state, *, group=None, node="i-1", spec=SPEC, **shutdown):
@@ -164,7 +164,7 @@ class TestFinish:
 
 class TestResult:
     def test_of_nodes_that_end_at_once_the_first_counts_for_all(self, store):
-        first, second = result_of(store, "i-1", since=0.0), result_of(store, "i-2", since=0.0)
+        first, second = result_of(store, "i-1"), result_of(store, "i-2")
         store_empty = second.end()
         one = first.write(FAILED, shutdown=ShutdownSpec(), last_step=(7, 9))
         store.delete(["result.json"])  # as second saw it: the first has not come so far
@@ -178,13 +178,22 @@ class TestResult:
         assert result_of(store, "i-3", group=FakeGroup(nodes=["i-2", "i-3"])).broken()  # replaces i-1 while i-2 is kept
 
     def test_a_run_that_is_started_again_does_not_take_the_last_end_for_its_own(self, store):
-        result_of(store, since=time.time() - 60).write(FAILED, shutdown=ShutdownSpec(), last_step=None)
+        result_of(store).write(FAILED, shutdown=ShutdownSpec(), last_step=None)
         new = FakeGroup(nodes=["i-8", "i-9"])
         assert result_of(store, "i-8", group=new).end() is None  # all nodes are new
         other = replace(SPEC, payload_sha256="other")
         assert result_of(store, "i-1", spec=other).end() is None  # deployed again with other code
-        again = result_of(store, "i-8", group=new, since=time.time() + 1)
+        again = result_of(store, "i-8", group=new)
         assert again.write(FAILED, shutdown=ShutdownSpec(), last_step=None).number == 2
+
+    def test_clocks_that_differ_make_no_two_ends_of_one(self, store, monkeypatch):
+        slow, other = result_of(store, "i-1"), result_of(store, "i-2")
+        assert other.end() is None
+        with monkeypatch.context() as patch:
+            patch.setattr("trainrun.node.result.time.time", lambda: 1e9)
+            one = slow.write(FAILED, shutdown=ShutdownSpec(), last_step=None)
+        store.delete(["result.json"])
+        assert other.write(FAILED, shutdown=ShutdownSpec(), last_step=None) == one
 
     def test_success_elsewhere_does_not_cut_short_what_is_about_to_succeed_here(self, store):
         result_of(store).write(Outcome(state="succeeded", reason="Done."), shutdown=ShutdownSpec(), last_step=None)

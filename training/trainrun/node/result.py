@@ -67,18 +67,18 @@ class Result:
     """The run's result, as far as it belongs to this start of the run."""
 
     def __init__(
-        self, *, store: Store, node: str, document: str, members: Callable[[], Collection[str]], since: float | None = None
+        self, *, store: Store, node: str, document: str, members: Callable[[], Collection[str]], seen: int | None = None
     ) -> None:
         """Args:
         store: the run's folder.
         node: this node.
         document: digest of the RunSpec that it runs.
         members: the nodes that are in the group, this one perhaps not yet.
-        since: epoch at which this node's agent started; None means now.
+        seen: number of the newest end when this node's agent started; None means that the first question finds it out.
         """
         self.node = node
         self._store, self._document, self._members = store, document, members
-        self._since = time.time() if since is None else since
+        self._seen = seen
 
     def end(self) -> End | None:
         """The end of this start of the run, if it has come.
@@ -90,6 +90,8 @@ class Result:
             StoreError: the store did not answer.
             botocore.exceptions.BotoCoreError, ClientError: Auto Scaling did not.
         """
+        if self._seen is None:
+            self._seen = self._newest()
         end = self._read(KEY)
         if end is None or end.document != self._document:
             return None
@@ -119,10 +121,13 @@ class Result:
         return end
 
     def _claimed(self) -> End | None:
-        """An end that another node has claimed, and maybe not put into result.json yet."""
+        """An end that another node has claimed since this one's agent started, and maybe not put into result.json yet.
+
+        By its number: the clocks of nodes may differ.
+        """
         newest = self._newest()
-        end = self._read(f"{FOLDER}/{newest:06}.json") if newest else None
-        return end if end is not None and end.document == self._document and end.time >= self._since else None
+        end = self._read(f"{FOLDER}/{newest:06}.json") if newest > (self._seen or 0) else None
+        return end if end is not None and end.document == self._document else None
 
     def _claim(self, outcome: Outcome, shutdown: ShutdownSpec, last_step: tuple[int, int] | None) -> End:
         step, steps = last_step or (0, 0)
