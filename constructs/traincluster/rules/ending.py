@@ -34,5 +34,5 @@ def nodes_kept_for_ever(facts: EndingFacts) -> Iterator[Finding]:
             "nodes-kept-for-ever",
             f"{' and '.join(kept)} keeps the nodes, and keep_minutes is null: {facts.instance_type} nodes cost until "
             "somebody ends them.",
-            "Set keep_minutes. A person on a node can still lengthen it: python -m trainrun keep --minutes N.",
+            "Set keep_minutes. A person on a node can still lengthen it: sudo /opt/traincluster/bin/trainrun keep --minutes N.",
         )
