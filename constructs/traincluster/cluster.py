@@ -272,7 +272,10 @@ class TrainingCluster(Construct):
             launcher_facts(job, self.image),
             binding_facts(job, self.run_spec.cluster),
             EndingFacts(
-                shutdown=job.shutdown, instance_type=instance_type, has_accelerators=self.instance_type.accelerator is not None
+                kept_on=tuple(name for name in ("on_success", "on_failure") if getattr(job.shutdown, name) == "keep"),
+                keep_minutes=job.shutdown.keep_minutes,
+                instance_type=instance_type,
+                has_accelerators=self.instance_type.accelerator is not None,
             ),
             software_facts(job, self.image, region=known(Stack.of(self).region), isolated=network.is_isolated),
             _identity_facts(self, volume_key=volume_key, volumes=volumes, capacity=self.capacity, boundary=permissions_boundary),

@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 from traincluster.rules.engine import rule
 from traincluster.rules.finding import Finding
-from trainrun.spec import ShutdownSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndingFacts:
     """What becomes of a cluster's nodes."""
 
-    shutdown: ShutdownSpec
+    kept_on: tuple[str, ...]
+    """Of "on_success" and "on_failure" those that keep the nodes."""
+    keep_minutes: int | None
+    """For how long; None until somebody ends them."""
     instance_type: str
     has_accelerators: bool
 
@@ -26,13 +28,11 @@ class EndingFacts:
     levels=("warning",),
 )
 def nodes_kept_for_ever(facts: EndingFacts) -> Iterator[Finding]:
-    shutdown = facts.shutdown
-    kept = [name for name in ("on_success", "on_failure") if getattr(shutdown, name) == "keep"]
-    if facts.has_accelerators and kept and shutdown.keep_minutes is None:
+    if facts.has_accelerators and facts.kept_on and facts.keep_minutes is None:
         yield Finding(
             "warning",
             "nodes-kept-for-ever",
-            f"{' and '.join(kept)} keeps the nodes, and keep_minutes is null: {facts.instance_type} nodes cost until "
+            f"{' and '.join(facts.kept_on)} keeps the nodes, and keep_minutes is null: {facts.instance_type} nodes cost until "
             "somebody ends them.",
             "Set keep_minutes. A person on a node can still lengthen it: sudo /opt/traincluster/bin/trainrun keep --minutes N.",
         )

@@ -253,8 +253,12 @@ def test_ranks_in_a_container_get_signals(docker, places):
         [software.python, "-c", torchrun], environment=dict(os.environ), places=places, software=software
     ) as launch:
         wait_until(lambda: "here" in places.torchrun_log.read_text())
-        launch.signal_ranks(signal.SIGUSR1)
-        wait_until(lambda: launch.exit_code() == 7)
+        deadline = time.monotonic() + 15
+        while launch.exit_code() is None:
+            launch.signal_ranks(signal.SIGUSR1)
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert launch.exit_code() == 7
 
 
 @pytest.mark.parametrize(
