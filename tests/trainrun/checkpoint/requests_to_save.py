@@ -41,7 +41,14 @@ def _train(name: str, case: dict[str, Any], ranks: Ranks, state_directory: Path,
     seed_everything(0)
     run = Run(settings, ranks, state_directory)
     events: list[tuple[str, int]] = []
-    run.event = lambda event, *, step=None, **_: events.append((event, run.completed if step is None else step))  # type: ignore[method-assign]
+    known_at: dict[int, int] = {}
+
+    def note(event: str, *, step: int | None = None, **_: Any) -> None:
+        events.append((event, run.completed if step is None else step))
+        if event == "committed":
+            known_at[events[-1][1]] = run.completed
+
+    run.event = note  # type: ignore[method-assign]
     data = run.tokens()
     gpt = GPT(settings.model, vocabulary=data.vocabulary, context=data.sequence_length)
     model, optimizer = run.prepare(gpt, bundled(gpt, settings.optimizer))
@@ -62,6 +69,7 @@ def _train(name: str, case: dict[str, Any], ranks: Ranks, state_directory: Path,
     return {
         "committed": committed_steps(open_store(settings.checkpoint.location).child(name)),
         "events": [event for event in events if event[0] in ("save_requested", "committed")],
+        "known_at": known_at,
         "longest": longest,
         "is_there": request.exists(),
     }

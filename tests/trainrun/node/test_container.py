@@ -72,7 +72,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Docker]:
     (programs / "docker").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_DOCKER", str(folder))
-    monkeypatch.setattr("trainrun.node.made.PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("trainrun.node.built_environment.PAUSES", (0.0, 0.0))
     subprocess.run([sys.executable, "-S", script, "serve"], check=True)
     yield Docker(folder)
     (folder / "end").touch()
@@ -253,12 +253,9 @@ def test_ranks_in_a_container_get_signals(docker, places):
         [software.python, "-c", torchrun], environment=dict(os.environ), places=places, software=software
     ) as launch:
         wait_until(lambda: "here" in places.torchrun_log.read_text())
-        deadline = time.monotonic() + 15
-        while launch.exit_code() is None:
-            launch.signal_ranks(signal.SIGUSR1)
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        assert launch.exit_code() == 7
+        wait_until(lambda: software.processes() != [])  # the stand-in writes it down after the start
+        launch.signal_ranks(signal.SIGUSR1)
+        wait_until(lambda: launch.exit_code() == 7)
 
 
 @pytest.mark.parametrize(

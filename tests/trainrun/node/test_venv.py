@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from trainrun.node import made, venv, venv_probe
+from trainrun.node import built_environment, venv, venv_probe
+from trainrun.node.cached_folder import COMPLETE, CachedFolder
 from trainrun.node.commands import run
 from trainrun.node.conda import prepare_conda
-from trainrun.node.kept import COMPLETE, Kept
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
 from trainrun.node.software import Software
@@ -146,7 +146,7 @@ def test_requirements_that_cannot_be_met_are_told_and_leave_nothing(index, place
 
 def test_without_uv_and_without_an_index_that_is_told(index, places, store, monkeypatch):
     monkeypatch.setattr(venv.shutil, "which", lambda *_, **__: None)
-    monkeypatch.setattr(made, "PAUSES", ())
+    monkeypatch.setattr(built_environment, "PAUSES", ())
     monkeypatch.setattr(venv, "tried", lambda action, *, final: action())
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(index))
@@ -188,10 +188,10 @@ def test_lines_that_want_another_torch(line, contradicts):
 class TestKept:
     """Folders that are made once, whatever is in them."""
 
-    def kept(self, tmp_path: Path, store: Store, node: str = "one") -> Kept:
-        return Kept(folder=tmp_path / node / "abc", store=store, run=run)
+    def kept(self, tmp_path: Path, store: Store, node: str = "one") -> CachedFolder:
+        return CachedFolder(folder=tmp_path / node / "abc", store=store, run=run)
 
-    def make(self, kept: Kept, text: str = "made") -> str:
+    def make(self, kept: CachedFolder, text: str = "made") -> str:
         def make() -> str:
             kept.folder.mkdir(parents=True)
             (kept.folder / "file").write_text(text)
@@ -218,8 +218,8 @@ class TestKept:
     def test_a_pointer_that_appears_between_asking_and_writing_wins(self, tmp_path, store, monkeypatch):
         self.make(self.kept(tmp_path, store))
         late = self.kept(tmp_path, store, "late")
-        monkeypatch.setattr(Kept, "_fetch", lambda *_: (False, ""))
-        monkeypatch.setattr(Kept, "_is_kept", lambda _: False)
+        monkeypatch.setattr(CachedFolder, "_fetch", lambda *_: (False, ""))
+        monkeypatch.setattr(CachedFolder, "_is_kept", lambda _: False)
         self.make(late, "late's")
         assert len([*store.list("abc/")]) == 1  # its own archive is gone again
 
@@ -318,7 +318,7 @@ def test_a_conda_environment_that_cannot_be_is_told(places, store, conda, monkey
 
 def test_passwords_in_urls_are_not_told():
     with pytest.raises(StepFailed) as failure:
-        made.said(
+        built_environment.said(
             ["sh", "-c", "echo https://user:hunter2@index.test/simple failed >&2; exit 1"],
             environment=dict(os.environ),
             quiet="it",

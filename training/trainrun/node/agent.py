@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from types import FrameType
 
@@ -19,24 +18,19 @@ from trainrun.node.beacon import Beacon
 from trainrun.node.capacity_end import CapacityBlockEnd, capacity_block_end
 from trainrun.node.check import check, check_machine_again, told
 from trainrun.node.checks.runner import Checked, ChecksFailed
-from trainrun.node.checks.versions import efa_installer
 from trainrun.node.claims import Claims
-from trainrun.node.command import torchrun_command
 from trainrun.node.comparison import Comparison
 from trainrun.node.departure import Departure, leave_if_asked
 from trainrun.node.dumps import dump_ranks
-from trainrun.node.environment import EFA_LIBRARY_FOLDERS, processors_here, rank_environment
 from trainrun.node.events import Events
 from trainrun.node.finish import asked_to_end, finish, kept_text
 from trainrun.node.group import Group
-from trainrun.node.interface import interface_of
 from trainrun.node.keep import carry_out
-from trainrun.node.launch import Launch, TorchrunLaunch
+from trainrun.node.launching import Launching
 from trainrun.node.log_stream import LogStream
 from trainrun.node.meet import Meet, Meeting
 from trainrun.node.metadata import Identity, Metadata, identify
 from trainrun.node.metric_files import MetricFiles
-from trainrun.node.mpi import mpi_launch
 from trainrun.node.notices import RebalanceRecommendation, ScheduledEvents, SpotInterruption, Termination
 from trainrun.node.numa import Binding, bind
 from trainrun.node.outcome import AGAIN, DO_NOT_RESTART, Leave, Outcome, Signalled, StepFailed, Unfit
@@ -297,12 +291,21 @@ class Agent:
                 leave_if_asked=lambda: leave_if_asked(self.places.stop_file),
                 report=lambda text: self.events.report("recover", "done", detail=text),
             )
+            launching = Launching(
+                spec=self.spec,
+                places=self.places,
+                identity=self.identity,
+                store=self.store,
+                software=self.software,
+                binding=self.binding,
+                beacon=beacon.port,
+            )
             train = Train(
                 spec=self.spec,
                 places=self.places,
                 events=self.events,
                 meet=meet,
-                launch=lambda meeting, first: self.launch(meeting, first, beacon=beacon.port),
+                launch=launching.launch,
                 watch=self.watch,
                 watched=lambda meeting: self.watched(meeting, meet),
                 check_again=lambda: check_machine_again(self.spec.cluster),
@@ -314,50 +317,6 @@ class Agent:
                 raise
             except StepFailed as failure:
                 return Outcome(state="failed", reason=str(failure))
-
-    def launch(self, meeting: Meeting, first: bool, *, beacon: int) -> Launch:
-        """Start the launcher.
-
-        Raises:
-            StepFailed: there is no Open MPI any more.
-        """
-        if self.spec.job.launcher == "mpirun":
-            return mpi_launch(
-                self.spec,
-                python=self.software.python,
-                places=self.places,
-                identity=self.identity,
-                meeting=meeting,
-                first=first,
-                beacon=beacon,
-                store=self.store,
-                environment=self.rank_environment,
-                processors=self.binding.processors,
-            )
-        command = torchrun_command(
-            self.spec,
-            python=self.software.python,
-            places=self.places,
-            identity=self.identity,
-            meeting=meeting,
-            first=first,
-            numa=self.binding.way,
-        )
-        log.info("Launching: %s", " ".join(command))
-        environment = self.rank_environment(os.environ)
-        return TorchrunLaunch(command, environment=environment, places=self.places, software=self.software)
-
-    def rank_environment(self, base: Mapping[str, str]) -> dict[str, str]:
-        """The environment of the ranks over ``base``."""
-        return rank_environment(
-            self.spec,
-            places=self.places,
-            base=self.software.environment(base),
-            interface=interface_of(self.identity.address),
-            processors=processors_here(),
-            libraries=[folder for folder in EFA_LIBRARY_FOLDERS if folder.is_dir()] if self.software.sees_node else [],
-            installer=efa_installer() if self.spec.cluster.efa_interfaces else "",
-        )
 
     def notices(self) -> Watch:
         """What is watched from the first step on."""

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from trainrun.node.built_environment import Environment, build_environment, home_of_environments, said, tried
+from trainrun.node.cached_folder import CachedFolder, key_of
 from trainrun.node.commands import Run
-from trainrun.node.kept import Kept, key_of
-from trainrun.node.made import Environment, build_environment, home_of_environments, said, tried
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
 from trainrun.node.software import Software
@@ -69,7 +69,7 @@ def prepare_conda(
             ) from None
         return Path(program).name
 
-    told = Kept(folder=folder, store=store, run=run).obtain(make, verify=environment.verify)
+    told = CachedFolder(folder=folder, store=store, run=run).obtain(make, verify=environment.verify)
     return environment, f"{spec.job.conda}: {told}"
 
 

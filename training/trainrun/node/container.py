@@ -10,13 +10,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
+from trainrun.node.built_environment import said
 from trainrun.node.commands import Run
 from trainrun.node.container_command import LABEL, ContainerNode, Kind, container_command, devices_here
 from trainrun.node.container_pull import pull
 from trainrun.node.docker_root import move_to_instance_store
 from trainrun.node.host import has_own_kernel
 from trainrun.node.launch import working_directory
-from trainrun.node.made import said
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
 from trainrun.node.service import PASSED_ON

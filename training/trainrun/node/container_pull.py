@@ -14,8 +14,8 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
+from trainrun.node.built_environment import said, tried
 from trainrun.node.commands import Run
-from trainrun.node.made import said, tried
 from trainrun.node.outcome import StepFailed
 from trainrun.node.substeps import Done
 from trainrun.spec import EcrImage, ecr_image, is_pinned

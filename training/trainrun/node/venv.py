@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from trainrun.node import venv_probe
+from trainrun.node.built_environment import Environment, build_environment, home_of_environments, said, tried
+from trainrun.node.cached_folder import CachedFolder, key_of
 from trainrun.node.commands import Run
-from trainrun.node.kept import Kept, key_of
-from trainrun.node.made import Environment, build_environment, home_of_environments, said, tried
 from trainrun.node.outcome import StepFailed
 from trainrun.node.places import Places
 from trainrun.node.software import Software
@@ -62,7 +62,7 @@ def prepare_venv(spec: RunSpec, *, python: str, places: Places, store: Store, ru
     home = home_of_environments(spec.storage, places)
     folder = home / key_of("venv 1", home, json.dumps(texts), json.dumps(facts, sort_keys=True))
     environment = Environment(folder, variable="VIRTUAL_ENV")
-    kept = Kept(folder=folder, store=store, run=run)
+    kept = CachedFolder(folder=folder, store=store, run=run)
     told = kept.obtain(
         lambda: _make(spec, folder=folder, python=python, facts=facts, places=places, environment=environment),
         verify=environment.verify,

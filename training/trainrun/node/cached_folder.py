@@ -31,7 +31,7 @@ def key_of(*facts: object) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class CachedFolder:
     """One such folder."""
 
     folder: Path
