@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import multiprocessing.process
+import os
 import re
 import signal
 import sys
@@ -49,8 +50,22 @@ TINY = [
 
 torch.set_num_threads(1)  # for matrices this small, threads only wait for each other
 
+RANK_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 LONGEST = 60.0
 """Seconds that a group of ranks may take, unless it says otherwise."""
+
+
+@pytest.fixture(autouse=True)
+def no_rank_is_left_behind() -> Iterator[None]:
+    """DeepSpeed makes this very process a rank by its environment, which all that later tests start would inherit."""
+    before = {name: os.environ.get(name) for name in RANK_VARIABLES}
+    yield
+    for name, value in before.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 # S3
